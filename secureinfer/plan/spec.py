@@ -1,0 +1,99 @@
+"""What a kernel declares before it runs: a KernelSpec with closed formulas for its cost, and the registry of specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graph.ir import Edge, Graph, Node
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs of one step of one inference, all links and parties together.
+
+    rounds: steps on the longest chain of dependent messages. bytes: online frames, headers and payload.
+    dealt_bytes: frames of corrections from the dealer. setup_bytes: frames sent once a session.
+    Addition is sequential composition.
+    """
+
+    rounds: int = 0
+    bytes: int = 0
+    dealt_bytes: int = 0
+    setup_bytes: int = 0
+    setup_rounds: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.rounds + other.rounds,
+            self.bytes + other.bytes,
+            self.dealt_bytes + other.dealt_bytes,
+            self.setup_bytes + other.setup_bytes,
+            self.setup_rounds + other.setup_rounds,
+        )
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a formula may look at: the node, its edges, and how many parties compute."""
+
+    node: Node
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+    parties: int
+    options: Mapping[str, Any] = field(default_factory=dict)  # public settings of the program: precision_bits, ...
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One row of a backend's catalog.
+
+    accepts returns None if the kernel can run this step, else the reason why not.
+    error_bound: greatest |secure - float64| for a step whose inputs are exact, from the step's edges and attributes.
+    source: the paper, section or page that the protocol comes from.
+    """
+
+    op: str
+    name: str
+    backend: str
+    accepts: Callable[[StepContext], str | None]
+    cost: Callable[[StepContext], Cost]
+    error_bound: Callable[[StepContext], float]
+    source: str
+    parties: int | None = None  # None: any number
+
+
+class Registry:
+    """The specs of one backend, in order of preference."""
+
+    def __init__(self, backend: str, specs: Iterable[KernelSpec]) -> None:
+        self.backend = backend
+        self.specs: dict[str, KernelSpec] = {}
+        for spec in specs:
+            if spec.name in self.specs:
+                raise ValueError(f"kernel {spec.name!r} has two rows in the {backend} catalog")
+            self.specs[spec.name] = spec
+
+    def for_op(self, op: str) -> list[KernelSpec]:
+        return [s for s in self.specs.values() if s.op == op]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One planned node: which kernel runs it and what that costs."""
+
+    index: int
+    node: Node
+    kernel: str
+    cost: Cost
+
+
+def step_context(graph: Graph, node: Node, parties: int, options: Mapping[str, Any]) -> StepContext:
+    return StepContext(
+        node,
+        tuple(graph.edge(e) for e in node.inputs),
+        tuple(graph.edge(e) for e in node.outputs),
+        parties,
+        options,
+    )
