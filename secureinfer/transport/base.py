@@ -6,18 +6,29 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from ..errors import SecureInferError
+
 PHASES = ("control", "setup", "offline", "online")
 HEADER_BYTES = 64
 """Bytes of one frame's header; payload follows. Part of every cost formula."""
 
 MAX_FRAME_BYTES = 1 << 34
 
+OFFLINE_DEALT_HEADERS = 4
+"""Frames without payload around the dealing of one inference: data owner to model owner and to dealer, model
+owner to dealer (so that the dealer sees both ask for one index), and model owner to data owner (ready).
+"""
+
+ONLINE_BEGIN_HEADERS = 1
+"""Frames without payload that begin one inference online: data owner to model owner. One round."""
+
 
 @dataclass(frozen=True)
 class Address:
     """What a frame belongs to. The receiver states what it expects; any difference is a WireError.
 
-    phase: one of PHASES. inference: index, 0 in setup. step: index in the plan. value: ordinal inside the step.
+    phase: one of PHASES. inference: index, 0 in setup. step: index in the plan. value: ordinal inside the
+    step.
     """
 
     phase: str
@@ -40,18 +51,33 @@ class Counter:
 class Clock:
     """Lamport counts, one a (phase, inference), shared by all links of a process.
 
-    A frame carries count + 1; receiving raises the count to the frame's. The count at the end is the number of rounds.
+    A frame carries count + 1; receiving raises the count to the frame's. The count at the end is the number
+    of rounds.
     """
 
     counts: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
+
+    def stamp(self, phase: str, inference: int) -> int:
+        """The count that a frame sent now carries. Sending alone is no round, so that the own count stays."""
+        return self.counts.get((phase, inference), 0) + 1
+
+    def observe(self, phase: str, inference: int, count: int) -> None:
+        """Take a received frame's count into account."""
+        if count > self.counts.get((phase, inference), 0):
+            self.counts[phase, inference] = count
+
+    def rounds(self, phase: str, inference: int = 0) -> int:
+        """Length of the longest chain of dependent messages that ended here."""
+        return self.counts.get((phase, inference), 0)
 
 
 class Link(ABC):
     """An ordered channel of frames to one peer.
 
-    `send` never blocks on the peer's reading (frames are queued, up to a bound, then it waits for the bound); `receive`
-    returns frames in the order sent. Both raise PeerError naming the peer when it is gone or the deadline passes, and
-    WireError if a frame is not the expected one.
+    `send` never blocks on the peer's reading (frames are queued, up to a bound, then it waits for the bound);
+    `receive` returns frames in the order sent, each in a writable buffer that belongs to the caller. Both
+    raise PeerError naming the peer when it is gone or the deadline passes, and WireError if a frame is not
+    the expected one.
     """
 
     peer: str
@@ -64,8 +90,33 @@ class Link(ABC):
         """The next frame's payload. size: exact length expected, None for any up to MAX_FRAME_BYTES."""
 
     @abstractmethod
+    def receive_any(self, timeout: float | None = None) -> tuple[Address, memoryview]:
+        """The next frame, whatever its address: for loops that wait for the peer's next command.
+
+        timeout: seconds; None waits as long as the peer is alive (keep-alive finds a dead one).
+        """
+
+    @property
+    @abstractmethod
+    def failure(self) -> SecureInferError | None:
+        """Why this link can no longer be used, or None. Set without a call to `receive` when the peer goes
+        away.
+        """
+
+    @abstractmethod
     def counters(self) -> dict[tuple[str, int, int], Counter]:
         """(phase, inference, step) -> Counter."""
 
+    def total(self) -> Counter:
+        """The sum of all counters."""
+        total = Counter()
+        for counter in list(self.counters().values()):
+            total.bytes_sent += counter.bytes_sent
+            total.bytes_received += counter.bytes_received
+            total.frames_sent += counter.frames_sent
+            total.frames_received += counter.frames_received
+        return total
+
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flush what is queued (bounded), then close both directions. May be called twice."""

@@ -1,0 +1,115 @@
+"""FramedLink: what every Link does with a frame, whatever carries the bytes: header, order, counters, Lamport
+clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+
+from ..errors import SecureInferError, WireError
+from .base import HEADER_BYTES, Address, Clock, Counter, Link
+from .wire import Buffer, ChunkReader, Header, flat, pack_header, unpack_header
+
+
+class FramedLink(Link):
+    """A Link over a byte stream in each direction.
+
+    deadline: seconds that one `send` or `receive` may take. A subclass gives `_put` and `_next_chunk`. One
+    thread may send while another receives; two threads may send at once.
+    """
+
+    def __init__(self, peer: str, session_id: bytes, clock: Clock, deadline: float) -> None:
+        if len(session_id) != 16:
+            raise WireError("a session id has 16 bytes")
+        self.peer = peer
+        self.clock = clock
+        self.deadline = deadline
+        self._session_id = session_id
+        self._counters: dict[tuple[str, int, int], Counter] = {}
+        self._send_lock = threading.Lock()
+        self._sent = 0
+        self._received = 0
+        self._reader = ChunkReader(self._next_chunk)
+        self._failure: SecureInferError | None = None
+
+    @abstractmethod
+    def _put(self, header: bytes, payload: memoryview) -> None:
+        """Queue one frame. Copies the payload. Raises PeerError."""
+
+    @abstractmethod
+    def _next_chunk(self, deadline: float | None) -> Buffer:
+        """The next non-empty chunk of the peer's stream. Raises PeerError at its end and past the deadline."""
+
+    @property
+    def failure(self) -> SecureInferError | None:
+        return self._failure
+
+    def fail(self, error: SecureInferError) -> SecureInferError:
+        """Keep the first reason for which this link ended, and return it."""
+        if self._failure is None:
+            self._failure = error
+        return self._failure
+
+    def send(self, address: Address, payload: Buffer = b"") -> None:
+        view = flat(payload)
+        with self._send_lock:
+            lamport = self.clock.stamp(address.phase, address.inference)
+            self._put(pack_header(self._session_id, address, self._sent, len(view), lamport), view)
+            self._sent += 1
+            counter = self._counter(address)
+            counter.bytes_sent += HEADER_BYTES + len(view)
+            counter.frames_sent += 1
+
+    def receive(self, address: Address, size: int | None = None) -> memoryview:
+        deadline = time.monotonic() + self.deadline
+        header = self._header(deadline)
+        if header.address != address:
+            raise self.fail(
+                WireError(f"{self.peer}: expected a frame for {address}, got one for {header.address}")
+            )
+        if size is not None and header.length != size:
+            raise self.fail(
+                WireError(
+                    f"{self.peer}: expected {size} bytes for {address}, the frame declares {header.length}"
+                )
+            )
+        return self._payload(header, deadline, trusted=size is not None)
+
+    def receive_any(self, timeout: float | None = None) -> tuple[Address, memoryview]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        header = self._header(deadline)
+        return header.address, self._payload(header, time.monotonic() + self.deadline, trusted=False)
+
+    def counters(self) -> dict[tuple[str, int, int], Counter]:
+        return self._counters
+
+    def _header(self, deadline: float | None) -> Header:
+        try:
+            header = unpack_header(self._reader.read(HEADER_BYTES, deadline))
+        except WireError as error:
+            raise self.fail(WireError(f"{self.peer}: {error}")) from None
+        if header.session_id != self._session_id:
+            raise self.fail(WireError(f"{self.peer}: a frame of another session"))
+        if header.sequence != self._received:
+            raise self.fail(
+                WireError(f"{self.peer}: expected frame number {self._received}, got {header.sequence}")
+            )
+        return header
+
+    def _payload(self, header: Header, deadline: float | None, *, trusted: bool) -> memoryview:
+        data = self._reader.read(header.length, deadline, trusted=trusted)
+        self._received += 1
+        self.clock.observe(header.address.phase, header.address.inference, header.lamport)
+        counter = self._counter(header.address)
+        counter.bytes_received += HEADER_BYTES + header.length
+        counter.frames_received += 1
+        return memoryview(data)
+
+    def _counter(self, address: Address) -> Counter:
+        key = (address.phase, address.inference, address.step)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters.setdefault(key, Counter())
+        return counter
