@@ -1,0 +1,56 @@
+# make setup | demo | test | test-all | clean.   Everything lives in .venv; nothing else on the machine is touched.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check clean
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The set-up is done once for each content of pyproject.toml.
+STAMP := $(VENV)/.setup-$(firstword $(shell cksum < pyproject.toml))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_FLAGS := $(if $(CI),--quiet --progress-bar off,)
+
+help:
+	@echo "make setup     create $(VENV) and install everything into it (once; a few minutes)"
+	@echo "make demo      three parties compare sentences privately with a real MiniLM"
+	@echo "make test      ruff, mypy, import contracts and the tests (under 12 minutes on two cores)"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make clean     remove $(VENV) and caches"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11, 3.12 or 3.13 found; install one, or say PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "setup 1/3: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "setup: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "setup 2/3: installing secureinfer[hf,dev] (PyTorch is the large part; some minutes)"
+	@$(PIP) install $(PIP_FLAGS) -e '.[hf,dev]'
+	@echo "setup 3/3: checking that the installed packages fit together"
+	@$(PIP) check
+	@rm -f $(VENV)/.setup-*
+	@touch $@
+
+demo: setup
+	@$(BIN)/secureinfer demo
+
+check: setup
+	@echo "check: ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "check: mypy --strict"
+	@$(BIN)/mypy
+	@echo "check: import contracts"
+	@$(BIN)/lint-imports
+
+test: check
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-all: check
+	@$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
