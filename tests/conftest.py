@@ -1,7 +1,7 @@
 """What a test may need, and the rule that a needed thing which CI promises is never skipped in silence.
 
-`@pytest.mark.needs("hf")` skips a test where the thing is missing. SECUREINFER_REQUIRE (comma-separated names) turns
-each such skip into a failure, and an unknown name in either place into a usage error.
+`@pytest.mark.needs("hf")` skips a test where the thing is missing. SECUREINFER_REQUIRE (comma-separated names)
+turns each such skip into a failure, and an unknown name in either place into a usage error.
 """
 
 from __future__ import annotations

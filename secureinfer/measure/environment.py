@@ -1,0 +1,37 @@
+"""What a run stood on: processor, cores, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """What this ran on: processor, cores this process may use, versions."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("secureinfer", "torch", "crypten", "grpcio")},
+    }
+
+
+def _processor() -> str | None:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,128 @@
+"""The parts of a Report: what ran, what the caller timed, and the figures of a phase, a party and a layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .latency import LatencySummary
+from .stats import Phase
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One row of the plan, as far as a report needs it."""
+
+    index: int
+    path: str
+    op: str
+    kernel: str
+    rounds: int
+    bytes: int
+    dealt_bytes: int
+    setup_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """What ran. unsafe: names of the unsafe_* switches that are on. steps: the plan, in order."""
+
+    manifest_digest: str
+    weights_digest: str | None
+    backend: str
+    protocol: str
+    unsafe: tuple[str, ...] = ()
+    steps: tuple[PlannedStep, ...] = ()
+
+    @property
+    def planned(self) -> dict[str, int]:
+        return {
+            "rounds": sum(s.rounds for s in self.steps),
+            "bytes": sum(s.bytes for s in self.steps),
+            "dealt_bytes": sum(s.dealt_bytes for s in self.steps),
+            "setup_bytes": sum(s.setup_bytes for s in self.steps),
+        }
+
+
+@dataclass(frozen=True)
+class CallerTimings:
+    """What the caller's clock says, milliseconds.
+
+    setup_ms: opening the session. offline, online: inference -> from the call to its return, encoding and
+    inter-process work included. Where a run is missing here, the slowest worker's figure stands in.
+    """
+
+    setup_ms: float | None = None
+    offline: Mapping[int, float] = field(default_factory=dict)
+    online: Mapping[int, float] = field(default_factory=dict)
+
+    def of(self, phase: Phase) -> Mapping[int, float]:
+        if phase == "setup":
+            return {} if self.setup_ms is None else {0: self.setup_ms}
+        return self.offline if phase == "offline" else self.online
+
+
+@dataclass(frozen=True)
+class Plaintext:
+    """The same model and inputs without protection, on the same machine in the same run."""
+
+    engine: str
+    dtype: str
+    threads: int | None
+    latency: LatencySummary
+
+    def to_dict(self) -> dict[str, Any]:
+        head = {"engine": self.engine, "dtype": self.dtype, "threads": self.threads}
+        return head | dataclasses.asdict(self.latency)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One phase of one party, or of all. Per inference (setup: per session); None is unknown, never 0.
+
+    bytes counts each frame once, at its sender, so that the parties' figures add up to the phase's.
+    """
+
+    latency: LatencySummary
+    bytes: float | None = None
+    bytes_received: float | None = None
+    socket_bytes: float | None = None
+    rounds: float | None = None
+    cpu_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    energy_joules: float | None = None
+    energy_source: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "latency"}
+        return dataclasses.asdict(self.latency) | rest
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The steps of one module path in one inference. rounds are the plan's: frames count whole runs."""
+
+    path: str
+    steps: int
+    latency_ms: float | None
+    bytes: float | None
+    rounds: int
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """figures: warm runs (all runs for bytes and rounds). cold_latency_ms: the first run of the session."""
+
+    figures: Figures
+    cold_latency_ms: float | None = None
+    parties: Mapping[str, Figures] = field(default_factory=dict)
+    layers: tuple[Layer, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.figures.to_dict() | {
+            "cold_latency_ms": self.cold_latency_ms,
+            "parties": {name: figures.to_dict() for name, figures in self.parties.items()},
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+        }

@@ -1,0 +1,162 @@
+"""From what each worker counted to the figures of a phase, and the faults that make them unfit to quote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .figures import Figures, Layer, PhaseReport, PlannedStep, ProgramInfo
+from .latency import summarise
+from .stats import PHASES, Phase, RunStats, WorkerStats
+from .traffic import bytes_of, link_differences, run_bytes, run_rounds
+
+LEAST_WARM_RUNS = 2
+LEAST_WARM_MS = 1000.0
+"""A ratio from fewer or shorter warm runs than this is noise, and the report says so (`valid` is false)."""
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _worst(values: Sequence[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return max(known) if known else None
+
+
+def phase_report(
+    phase: Phase,
+    program: ProgramInfo,
+    workers: Sequence[WorkerStats],
+    caller_ms: Mapping[int, float],
+    socket_bytes: int | None,
+) -> PhaseReport:
+    traffic, rounds = run_bytes(workers, phase), run_rounds(workers, phase)
+    runs = sorted(traffic.keys() | caller_ms.keys())
+    latencies = {i: ms for i in runs if (ms := caller_ms.get(i, _slowest(workers, phase, i))) is not None}
+    # A session's first run pays for pages, caches and lazy imports. Setup happens once: it is no cold run.
+    cold = runs[0] if runs and phase != "setup" else None
+    parties = {w.party: _party(w, phase, cold) for w in workers}
+    peaks = [f.peak_memory_bytes for f in parties.values() if f.peak_memory_bytes is not None]
+    cpu = [f.cpu_seconds for f in parties.values() if f.cpu_seconds is not None]
+    everybody = len(parties) > 0
+    figures = Figures(
+        latency=summarise([ms for i, ms in latencies.items() if i != cold]),
+        bytes=_mean(list(traffic.values())),
+        bytes_received=_mean([sum(bytes_of(r)[1] for r in same) for same in _by_run(workers, phase)]),
+        socket_bytes=socket_bytes / len(runs) if socket_bytes is not None and runs else None,
+        rounds=_mean(list(rounds.values())),
+        cpu_seconds=sum(cpu) if everybody and len(cpu) == len(parties) else None,
+        peak_memory_bytes=sum(peaks) if everybody and len(peaks) == len(parties) else None,
+    )
+    return PhaseReport(
+        figures,
+        cold_latency_ms=latencies.get(cold) if cold is not None else None,
+        parties=parties,
+        layers=_layers(program, workers, cold) if phase == "online" else (),
+    )
+
+
+def _by_run(workers: Sequence[WorkerStats], phase: Phase) -> list[list[RunStats]]:
+    found: dict[int, list[RunStats]] = {}
+    for worker in workers:
+        for run in worker.runs(phase):
+            found.setdefault(run.inference, []).append(run)
+    return list(found.values())
+
+
+def _slowest(workers: Sequence[WorkerStats], phase: Phase, inference: int) -> float | None:
+    found = [
+        run.latency_ms
+        for worker in workers
+        for run in worker.runs(phase)
+        if run.inference == inference and run.latency_ms is not None
+    ]
+    return max(found) if found else None
+
+
+def _party(worker: WorkerStats, phase: Phase, cold: int | None) -> Figures:
+    runs = worker.runs(phase)
+    peak = _worst([run.peak_memory_bytes for run in runs])
+    if peak is None and phase == _last_phase(worker):
+        peak = worker.peak_memory_bytes  # read when the report was asked for: it covers up to the last phase
+    return Figures(
+        latency=summarise([r.latency_ms for r in runs if r.latency_ms is not None and r.inference != cold]),
+        bytes=_mean([bytes_of(r)[0] for r in runs]),
+        bytes_received=_mean([bytes_of(r)[1] for r in runs]),
+        rounds=_mean([r.rounds for r in runs if r.rounds is not None]),
+        cpu_seconds=_mean([r.cpu_seconds for r in runs if r.cpu_seconds is not None]),
+        peak_memory_bytes=peak,
+    )
+
+
+def _last_phase(worker: WorkerStats) -> Phase | None:
+    ran = [phase for phase in PHASES if worker.runs(phase)]
+    return ran[-1] if ran else None
+
+
+def _layers(program: ProgramInfo, workers: Sequence[WorkerStats], cold: int | None) -> tuple[Layer, ...]:
+    """Steps grouped by module path, in plan order. A step takes as long as its slowest party."""
+    groups: dict[str, list[PlannedStep]] = {}
+    for step in program.steps:
+        groups.setdefault(step.path, []).append(step)
+    layers = []
+    for path, steps in groups.items():
+        indices = [s.index for s in steps]
+        times = [ms for i in indices if (ms := _step_ms(workers, i, cold)) is not None]
+        sent = [b for i in indices if (b := _step_bytes(workers, i)) is not None]
+        layers.append(
+            Layer(
+                path=path,
+                steps=len(steps),
+                latency_ms=sum(times) if times else None,
+                bytes=sum(sent) if sent else None,
+                rounds=sum(s.rounds for s in steps),
+            )
+        )
+    return tuple(layers)
+
+
+def _step_ms(workers: Sequence[WorkerStats], step: int, cold: int | None) -> float | None:
+    means = []
+    for worker in workers:
+        runs = [r for r in worker.runs("online") if step in r.steps]
+        warm = [r for r in runs if r.inference != cold] or runs
+        mean = _mean([ms for r in warm if (ms := r.steps[step].latency_ms) is not None])
+        if mean is not None:
+            means.append(mean)
+    return max(means) if means else None
+
+
+def _step_bytes(workers: Sequence[WorkerStats], step: int) -> float | None:
+    parts = [
+        mean
+        for worker in workers
+        if (mean := _mean([r.steps[step].bytes_sent for r in worker.runs("online") if step in r.steps]))
+        is not None
+    ]
+    return sum(parts) if parts else None
+
+
+def faults(program: ProgramInfo, workers: Sequence[WorkerStats], online: PhaseReport) -> list[str]:
+    """Why these figures must not be quoted, if anything."""
+    found = []
+    if differences := link_differences(workers):
+        found.append(f"the two ends of a link counted differently ({differences[0]})")
+    if program.steps:
+        planned = program.planned
+        found += _off_plan("setup", "bytes", run_bytes(workers, "setup"), planned["setup_bytes"])
+        found += _off_plan("offline", "bytes", run_bytes(workers, "offline"), planned["dealt_bytes"])
+        found += _off_plan("online", "bytes", run_bytes(workers, "online"), planned["bytes"])
+        found += _off_plan("online", "rounds", run_rounds(workers, "online"), planned["rounds"])
+    warm = online.figures.latency
+    if warm.count < LEAST_WARM_RUNS or warm.count * (warm.latency_ms or 0.0) < LEAST_WARM_MS:
+        found.append(
+            f"too short for a latency: {warm.count} warm inference(s); "
+            f"it takes {LEAST_WARM_RUNS} and {LEAST_WARM_MS / 1000:g} s"
+        )
+    return found
+
+
+def _off_plan(phase: Phase, what: str, measured: Mapping[int, int], planned: int) -> list[str]:
+    wrong = sorted((i, value) for i, value in measured.items() if value != planned)
+    return [f"{phase} {i} took {value} {what} where the plan says {planned}" for i, value in wrong[:1]]

@@ -1,0 +1,246 @@
+"""A Report says what the parties counted: per inference, cold runs apart, unknown as null, faults named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from secureinfer.errors import WireError
+from secureinfer.measure.figures import CallerTimings, Plaintext, PlannedStep, ProgramInfo
+from secureinfer.measure.latency import summarise
+from secureinfer.measure.report import Report, build_report
+
+HEADER = 64
+STEPS = (
+    PlannedStep(0, "", "begin", "begin", rounds=1, bytes=HEADER, dealt_bytes=4 * HEADER),
+    PlannedStep(1, "encoder.fc", "linear", "beaver", rounds=1, bytes=2000, dealt_bytes=800),
+    PlannedStep(2, "encoder.fc", "add", "local", rounds=0, bytes=0, dealt_bytes=0),
+    PlannedStep(3, "", "reveal", "reveal", rounds=1, bytes=500, dealt_bytes=0, setup_bytes=384),
+)
+PROGRAM = ProgramInfo("ab" * 32, "cd" * 32, "mpc", "crypten", steps=STEPS)
+
+
+def link(sent: int, received: int) -> dict[str, int]:
+    return {"bytes_sent": sent, "bytes_received": received, "frames_sent": 1, "frames_received": 1}
+
+
+def run(
+    i: int, rounds: int, links: dict[str, Any], ms: float = 10.0, steps: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "inference": i,
+        "latency_ms": ms,
+        "rounds": rounds,
+        "cpu_seconds": 0.5,
+        "links": links,
+        "steps": steps or {},
+    }
+
+
+def step(ms: float, sent: int) -> dict[str, Any]:
+    return {"latency_ms": ms, "bytes_sent": sent, "bytes_received": 0, "rounds": None}
+
+
+def workers(inferences: int = 3) -> list[dict[str, Any]]:
+    """Three parties' statistics that agree with STEPS: 2564 bytes online, 1056 offline."""
+    n = range(inferences)
+    data_steps = {"1": step(7, 1000), "2": step(1, 0)}
+    model_steps = {"1": step(9, 1000), "2": step(1, 0)}
+    data = {
+        "setup": [run(0, 1, {"model": link(64, 64), "dealer": link(64, 64)})],
+        "offline": [run(i, 2, {"model": link(64, 64), "dealer": link(64, 0)}) for i in n],
+        "online": [run(i, 3, {"model": link(1064, 1500)}, ms=400, steps=data_steps) for i in n],
+    }
+    model = {
+        "setup": [run(0, 1, {"data": link(64, 64), "dealer": link(64, 64)})],
+        "offline": [run(i, 2, {"data": link(64, 64), "dealer": link(64, 800)}) for i in n],
+        "online": [run(i, 2, {"data": link(1500, 1064)}, ms=380, steps=model_steps) for i in n],
+    }
+    dealer = {
+        "setup": [run(0, 1, {"data": link(64, 64), "model": link(64, 64)})],
+        "offline": [run(i, 2, {"data": link(0, 64), "model": link(800, 64)}) for i in n],
+    }
+    # a worker's JSON has strings for step numbers
+    return json.loads(
+        json.dumps(
+            [
+                {"party": "data", "role": "data_owner", "phases": data, "peak_memory_bytes": 300_000_000},
+                {"party": "model", "role": "model_owner", "phases": model, "peak_memory_bytes": 400_000_000},
+                {"party": "dealer", "role": "dealer", "phases": dealer, "peak_memory_bytes": 200_000_000},
+            ]
+        )
+    )
+
+
+CALLER = CallerTimings(setup_ms=900, offline={0: 90, 1: 50, 2: 70}, online={0: 2000, 1: 600, 2: 800})
+
+
+def report(**change: Any) -> Report:
+    return build_report(PROGRAM, change.pop("stats", workers()), change.pop("caller", CALLER), **change)
+
+
+def test_bytes_are_counted_once_and_the_parties_add_up_to_the_phase() -> None:
+    online = report().online
+    assert online.figures.bytes == 2564 == PROGRAM.planned["bytes"]
+    assert sum(p.bytes or 0 for p in online.parties.values()) == 2564
+    assert online.parties["model"].bytes_received == 1064
+    assert report().offline.figures.bytes == 1056 == PROGRAM.planned["dealt_bytes"]
+
+
+def test_rounds_are_the_longest_chain_of_any_party() -> None:
+    assert report().online.figures.rounds == 2 + 1  # the data owner's count; the model owner's ends at 2
+    assert report().online.parties["model"].rounds == 2
+
+
+def test_the_first_inference_is_cold_and_stays_out_of_the_mean() -> None:
+    online = report().online
+    assert online.figures.latency.latency_ms == 700
+    assert online.figures.latency.count == 2
+    assert online.cold_latency_ms == 2000
+    assert report().setup.figures.latency.latency_ms == 900  # once a session: nothing to set apart
+
+
+def test_a_sound_report_is_valid_and_each_ratio_names_its_parts() -> None:
+    plain = Plaintext("torch eager", "float32", 2, summarise([6.0, 8.0]))
+    data = report().with_plaintext(plain).to_dict()
+    assert data["valid"] is True and data["invalid_reason"] is None
+    assert data["overhead"]["online"] == {
+        "ratio": 100.0,
+        "numerator": "online latency_ms",
+        "numerator_ms": 700,
+        "denominator": "plaintext latency_ms, torch eager",
+        "denominator_ms": 7.0,
+    }
+    assert data["overhead"]["total"]["ratio"] == (700 + 60) / 7
+
+
+def test_to_dict_is_versioned_and_json_and_has_every_field_of_the_design() -> None:
+    data = json.loads(json.dumps(report().to_dict()))
+    assert data["schema"] == "secureinfer.report/1"
+    assert {
+        "schema",
+        "program",
+        "environment",
+        "network",
+        "valid",
+        "invalid_reason",
+        "setup",
+        "offline",
+        "online",
+        "plaintext",
+        "overhead",
+        "accuracy",
+    } == set(data)
+    phase_fields = {
+        "count",
+        "latency_ms",
+        "latency_ms_p50",
+        "latency_ms_p90",
+        "latency_ms_p99",
+        "bytes",
+        "socket_bytes",
+        "rounds",
+        "peak_memory_bytes",
+        "energy_joules",
+        "energy_source",
+        "parties",
+        "layers",
+    }
+    for phase in ("setup", "offline", "online"):
+        assert phase_fields <= set(data[phase])
+        for party in data[phase]["parties"].values():
+            assert phase_fields - {"parties", "layers"} <= set(party)
+
+
+def test_unknown_is_null_and_never_zero() -> None:
+    data = report().to_dict()
+    assert data["online"]["energy_joules"] is None and data["online"]["energy_source"] is None
+    assert data["online"]["socket_bytes"] is None
+    assert data["online"]["latency_ms_p99"] is None  # two warm runs have no 99th percentile
+    assert data["plaintext"] is None and data["overhead"]["online"]["ratio"] is None
+    nothing = build_report(ProgramInfo("ab", None, "mpc", "crypten"), [], CallerTimings()).to_dict()
+    assert nothing["online"]["bytes"] is None and nothing["online"]["rounds"] is None
+    assert nothing["online"]["latency_ms"] is None and nothing["valid"] is False
+
+
+def test_memory_is_the_sum_of_the_parties_in_the_last_phase_they_ran() -> None:
+    online = report().online
+    assert online.parties["data"].peak_memory_bytes == 300_000_000
+    assert (
+        online.figures.peak_memory_bytes is None
+    )  # the dealer does not run online; its share is unknown there
+    stats = workers()
+    for worker in stats:
+        for runs in worker["phases"].values():
+            for each in runs:
+                each["peak_memory_bytes"] = 5
+    assert report(stats=stats).offline.figures.peak_memory_bytes == 15
+
+
+def test_layers_group_steps_by_module_and_take_the_slowest_party() -> None:
+    layers = {layer.path: layer for layer in report().online.layers}
+    assert layers["encoder.fc"].steps == 2
+    assert layers["encoder.fc"].latency_ms == 9 + 1
+    assert layers["encoder.fc"].bytes == 2000
+    assert layers["encoder.fc"].rounds == 1
+
+
+def test_socket_bytes_are_per_inference() -> None:
+    assert report(socket_bytes={"online": 3 * 2600}).online.figures.socket_bytes == 2600
+
+
+def test_one_inference_is_too_short_to_quote() -> None:
+    short = report(stats=workers(1), caller=CallerTimings(900, {0: 90}, {0: 2000}))
+    assert not short.valid and "too short" in (short.invalid_reason or "")
+    assert short.online.figures.latency.latency_ms is None and short.online.cold_latency_ms == 2000
+    assert short.online.figures.bytes == 2564  # bytes do not depend on warmth
+
+
+@pytest.mark.parametrize(
+    ("party", "phase", "peer", "field", "says"),
+    [
+        (0, "online", "model", "bytes_received", "counted differently"),
+        (1, "online", "data", "frames_sent", "counted differently"),
+        (2, "offline", "model", "bytes_sent", "counted differently"),
+    ],
+)
+def test_a_counter_that_drops_a_frame_makes_the_report_invalid(
+    party: int, phase: str, peer: str, field: str, says: str
+) -> None:
+    stats = workers()
+    stats[party]["phases"][phase][1]["links"][peer][field] -= 1
+    broken = report(stats=stats)
+    assert not broken.valid and says in (broken.invalid_reason or "")
+
+
+def test_bytes_and_rounds_off_the_plan_make_the_report_invalid() -> None:
+    stats = workers()
+    stats[0]["phases"]["online"][2]["links"]["model"]["bytes_sent"] += 8
+    stats[1]["phases"]["online"][2]["links"]["data"]["bytes_received"] += 8
+    assert "online 2 took 2572 bytes where the plan says 2564" in (report(stats=stats).invalid_reason or "")
+    stats = workers()
+    stats[0]["phases"]["online"][1]["rounds"] = 4
+    assert "online 1 took 4 rounds where the plan says 2" not in (report(stats=stats).invalid_reason or "")
+    assert "online 1 took 4 rounds where the plan says 3" in (report(stats=stats).invalid_reason or "")
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, "many", None, float("nan")])
+def test_malformed_statistics_of_a_peer_are_refused(bad: Any) -> None:
+    stats = copy.deepcopy(workers())
+    stats[1]["phases"]["online"][0]["links"]["data"]["bytes_sent"] = bad
+    with pytest.raises(WireError, match=r"phases\.online\.0\.links\.data\.bytes_sent"):
+        report(stats=stats)
+
+
+def test_the_table_for_people_shows_parties_cost_ratio_and_faults() -> None:
+    plain = Plaintext("torch eager", "float32", 2, summarise([6.0, 8.0]))
+    text = str(report().with_plaintext(plain))
+    for part in ("setup", "offline", "online", "data (data_owner)", "dealer", "700.0 ms", "2.56 kB", "100x"):
+        assert part in text
+    assert "not to be quoted" not in text
+    unsafe = ProgramInfo("ab", None, "mpc", "crypten", unsafe=("unsafe_trusted_first_party",))
+    text = str(build_report(unsafe, workers(), CALLER))
+    assert "UNSAFE: unsafe_trusted_first_party" in text
