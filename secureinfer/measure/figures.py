@@ -72,9 +72,15 @@ class Plaintext:
     dtype: str
     threads: int | None
     latency: LatencySummary
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        head = {"engine": self.engine, "dtype": self.dtype, "threads": self.threads}
+        head = {
+            "engine": self.engine,
+            "dtype": self.dtype,
+            "processes": self.processes,
+            "threads": self.threads,
+        }
         return head | dataclasses.asdict(self.latency)
 
 

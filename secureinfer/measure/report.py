@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import RenderableType
+
 from .environment import environment
 from .figures import CallerTimings, PhaseReport, Plaintext, ProgramInfo
 from .gather import faults, phase_report
@@ -85,6 +87,11 @@ class Report:
             "overhead": self.overhead(),
             "accuracy": None if self.accuracy is None else dict(self.accuracy),
         }
+
+    def __rich__(self) -> RenderableType:
+        from .table import tables
+
+        return tables(self)
 
     def __str__(self) -> str:
         from .table import render

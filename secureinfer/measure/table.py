@@ -92,8 +92,10 @@ def _parties(report: Report) -> Table:
 def _lines(report: Report) -> Iterator[str]:
     if report.plaintext is not None:
         plain = report.plaintext
-        runs = f"mean of {plain.latency.count} warm runs"
-        yield f"plaintext: {ms(plain.latency.latency_ms)} ({plain.engine}, {plain.dtype}, {runs})"
+        yield (
+            f"plaintext: {ms(plain.latency.latency_ms)}, mean of {plain.latency.count} warm runs "
+            f"({plain.engine}, {plain.dtype}, {plain.processes} process, {number(plain.threads)} thread(s))"
+        )
     for name, ratio in report.overhead().items():
         if ratio["ratio"] is not None:
             yield f"{name} overhead: {times(ratio['ratio'])} = {ratio['numerator']} / {ratio['denominator']}"
