@@ -14,24 +14,28 @@ class Cost:
     """Costs of one step of one inference, all links and parties together.
 
     rounds: steps on the longest chain of dependent messages. bytes: online frames, headers and payload.
-    dealt_bytes: frames of corrections from the dealer. setup_bytes: frames sent once a session.
+    dealt_bytes: frames of the offline phase. setup: what is sent once a session, as (what, bytes) pairs, so that two steps
+    that use one weight count it once.
     Addition is sequential composition.
     """
 
     rounds: int = 0
     bytes: int = 0
     dealt_bytes: int = 0
-    setup_bytes: int = 0
-    setup_rounds: int = 0
+    setup: frozenset[tuple[str, int]] = frozenset()
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.rounds + other.rounds,
             self.bytes + other.bytes,
             self.dealt_bytes + other.dealt_bytes,
-            self.setup_bytes + other.setup_bytes,
-            self.setup_rounds + other.setup_rounds,
+            self.setup | other.setup,
         )
+
+    @property
+    def setup_bytes(self) -> int:
+        """Bytes of frames that are sent once a session."""
+        return sum(size for _, size in self.setup)
 
 
 @dataclass(frozen=True)
