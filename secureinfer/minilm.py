@@ -70,7 +70,7 @@ def load_encoder() -> SentenceEncoder:
     from transformers import AutoModel
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return SentenceEncoder(AutoModel.from_pretrained(folder)).eval()
 
 

@@ -22,12 +22,14 @@ class PlannedStep:
     rounds: int
     bytes: int
     dealt_bytes: int
-    setup_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class ProgramInfo:
-    """What ran. unsafe: names of the unsafe_* switches that are on. steps: the plan, in order."""
+    """What ran. unsafe: names of the unsafe_* switches that are on. steps: the plan, in order.
+
+    setup_bytes: planned for a whole session; it is not a sum over steps, since steps share what is sent once.
+    """
 
     manifest_digest: str
     weights_digest: str | None
@@ -35,14 +37,15 @@ class ProgramInfo:
     protocol: str
     unsafe: tuple[str, ...] = ()
     steps: tuple[PlannedStep, ...] = ()
+    setup_bytes: int | None = None
 
     @property
-    def planned(self) -> dict[str, int]:
+    def planned(self) -> dict[str, int | None]:
         return {
             "rounds": sum(s.rounds for s in self.steps),
             "bytes": sum(s.bytes for s in self.steps),
             "dealt_bytes": sum(s.dealt_bytes for s in self.steps),
-            "setup_bytes": sum(s.setup_bytes for s in self.steps),
+            "setup_bytes": self.setup_bytes,
         }
 
 

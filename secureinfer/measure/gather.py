@@ -157,6 +157,8 @@ def faults(program: ProgramInfo, workers: Sequence[WorkerStats], online: PhaseRe
     return found
 
 
-def _off_plan(phase: Phase, what: str, measured: Mapping[int, int], planned: int) -> list[str]:
+def _off_plan(phase: Phase, what: str, measured: Mapping[int, int], planned: int | None) -> list[str]:
+    if planned is None:
+        return []
     wrong = sorted((i, value) for i, value in measured.items() if value != planned)
     return [f"{phase} {i} took {value} {what} where the plan says {planned}" for i, value in wrong[:1]]

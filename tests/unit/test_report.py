@@ -18,9 +18,9 @@ STEPS = (
     PlannedStep(0, "", "begin", "begin", rounds=1, bytes=HEADER, dealt_bytes=4 * HEADER),
     PlannedStep(1, "encoder.fc", "linear", "beaver", rounds=1, bytes=2000, dealt_bytes=800),
     PlannedStep(2, "encoder.fc", "add", "local", rounds=0, bytes=0, dealt_bytes=0),
-    PlannedStep(3, "", "reveal", "reveal", rounds=1, bytes=500, dealt_bytes=0, setup_bytes=384),
+    PlannedStep(3, "", "reveal", "reveal", rounds=1, bytes=500, dealt_bytes=0),
 )
-PROGRAM = ProgramInfo("ab" * 32, "cd" * 32, "mpc", "crypten", steps=STEPS)
+PROGRAM = ProgramInfo("ab" * 32, "cd" * 32, "mpc", "crypten", steps=STEPS, setup_bytes=384)
 
 
 def link(sent: int, received: int) -> dict[str, int]:
@@ -221,6 +221,10 @@ def test_bytes_and_rounds_off_the_plan_make_the_report_invalid() -> None:
     stats[0]["phases"]["online"][2]["links"]["model"]["bytes_sent"] += 8
     stats[1]["phases"]["online"][2]["links"]["data"]["bytes_received"] += 8
     assert "online 2 took 2572 bytes where the plan says 2564" in (report(stats=stats).invalid_reason or "")
+    stats = workers()
+    stats[1]["phases"]["setup"][0]["links"]["data"]["bytes_sent"] += 64
+    stats[0]["phases"]["setup"][0]["links"]["model"]["bytes_received"] += 64
+    assert "setup 0 took 448 bytes where the plan says 384" in (report(stats=stats).invalid_reason or "")
     stats = workers()
     stats[0]["phases"]["online"][1]["rounds"] = 4
     assert "online 1 took 4 rounds where the plan says 2" not in (report(stats=stats).invalid_reason or "")

@@ -1,0 +1,280 @@
+"""The `secureinfer` command: thin calls of the API. Exit codes: 0, 1 (it failed), 2 (called wrongly)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .errors import InputError, SecureInferError, UsageError
+from .terminal import Terminal
+
+# All that is heavy is imported inside the commands: `--help` answers at once, and a daemon never loads torch.
+if TYPE_CHECKING:
+    from .plan.program import Program
+
+app = typer.Typer(
+    name="secureinfer",
+    help="Private inference for PyTorch models: the data owner learns the answer, the model owner learns "
+    "nothing about the data, and nobody learns the weights.\n\nStart with: secureinfer demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and no progress.")]
+
+
+class PartyRole(StrEnum):
+    model_owner = "model-owner"
+    dealer = "dealer"
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if debug:
+        os.environ["SECUREINFER_DEBUG"] = "1"
+
+
+@app.command()
+def demo(
+    runs: Annotated[int, typer.Option(min=1, help="Inferences; the first is cold and stands apart.")] = 4,
+    json: Json = False,
+) -> None:
+    """Compare sentences privately with a pretrained MiniLM, between three parties on this machine.
+
+    A data owner, a model owner and a dealer run as separate processes that talk gRPC over mutual TLS. Prints
+    each pair's similarity, secure and in plaintext, and what the privacy cost.
+
+    Example:  secureinfer demo --runs 5 --json > demo.json
+    """
+    from .demo import run
+
+    run(Terminal(as_json=json), runs=runs)
+
+
+@app.command("compile")
+def compile_(
+    model: Annotated[str, typer.Argument(help="minilm, file.py:name, or package.module:name.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The private program; its public half goes beside it.")
+    ] = Path("program.si"),
+    backend: Annotated[str, typer.Option(help="The way it is protected.")] = "mpc",
+    sentences: Annotated[int, typer.Option(min=1, help="minilm only: sentences in a batch.")] = 6,
+    tokens: Annotated[int, typer.Option(min=3, max=512, help="minilm only: tokens of a sentence.")] = 16,
+    json: Json = False,
+) -> None:
+    """Turn a model into a program: program.si for the model owner, program.public.si for everybody else.
+
+    The name stands for (model, example_inputs), or for a function that returns them.
+
+    Example:  secureinfer compile mymodel.py:build -o program.si
+    """
+    terminal = Terminal(as_json=json)
+    from . import api
+    from .files import load_reference, tokenizer_beside
+
+    tokenizer: Path | None = None
+    with terminal.working("loading the model"):
+        if model == "minilm":
+            from .minilm import reference, tokenizer_file
+
+            module, inputs = reference(sentences, tokens)
+            tokenizer = tokenizer_file()
+        else:
+            module, inputs = load_reference(model)
+    with terminal.working("compiling"):
+        program = api.compile(module, inputs, backend=backend)
+    public = out.with_suffix(f".public{out.suffix or '.si'}")
+    with terminal.working("writing"):
+        program.save(out)
+        program.public().save(public)
+        beside = tokenizer_beside(public)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, beside)
+    files = {
+        str(out): "with the weights, for the model owner alone",
+        str(public): "without them, for the data owner and the dealer",
+        **({} if tokenizer is None else {str(beside): "for the data owner"}),
+    }
+    terminal.answer(
+        {"program": str(out), "public": str(public), "files": files, **_plan_json(program)},
+        _totals(program),
+        *(f"{file}: {purpose}" for file, purpose in files.items()),
+    )
+
+
+@app.command()
+def plan(
+    program: Annotated[Path, typer.Argument(help="A .si file, private or public.")],
+    json: Json = False,
+) -> None:
+    """Show what a program will cost before anything runs: rounds, bytes and dealt bytes of each step.
+
+    Example:  secureinfer plan program.public.si
+    """
+    from .plan.program import Program
+
+    loaded = Program.load(program)
+    Terminal(as_json=json).answer(_plan_json(loaded), str(loaded.plan))
+
+
+@app.command()
+def certs(
+    out: Annotated[Path, typer.Option("--out", "-o", help="A folder, made if it is not there.")],
+    data_owner: Annotated[list[str] | None, typer.Option(help="A data owner's name; repeatable.")] = None,
+    model_owner: Annotated[list[str] | None, typer.Option(help="The model owner's name.")] = None,
+    dealer: Annotated[list[str] | None, typer.Option(help="The dealer's name.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a development certificate authority and a certificate for each party.
+
+    For trying things out: in earnest, each party makes its own key and has it signed; no key ever travels.
+
+    Example:  secureinfer certs --out certs
+    """
+    from .transport.tls import make_certificates
+
+    names = {
+        "data_owner": data_owner or ["data_owner"],
+        "model_owner": model_owner or ["model_owner"],
+        "dealer": dealer or ["dealer"],
+    }
+    make_certificates(out, names)
+    files = sorted(str(p) for p in out.rglob("*") if p.is_file())
+    Terminal(as_json=json).answer({"folder": str(out), "parties": names, "files": files}, "\n".join(files))
+
+
+@app.command()
+def party(
+    role: Annotated[PartyRole, typer.Option(help="Who this is.")],
+    config: Annotated[Path, typer.Option(help="The party's settings, a TOML file.")],
+    json: Json = False,
+) -> None:
+    """Run the model owner or the dealer: listen, and serve sessions until it is stopped.
+
+    The data owner needs no daemon: see `secureinfer infer`.
+
+    Example:  secureinfer party --role dealer --config parties/dealer/dealer.toml
+    """
+    from .config import load_settings
+    from .session.servicer import serve
+
+    settings = load_settings(config)
+    wanted = role.value.replace("-", "_")
+    if settings.role != wanted:
+        raise UsageError(f"{config} is a {settings.role}'s settings, and --role says {wanted}")
+    serve(settings)
+
+
+@app.command()
+def infer(
+    config: Annotated[Path, typer.Option(help="The data owner's settings, a TOML file.")],
+    input: Annotated[Path, typer.Option(help="Sentences (.txt), or tensors (.npz, .npy, .json).")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs here, as .npz.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="For sentences: tokenizer.json, else the one beside the program."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run one private inference as the data owner, against a model owner and a dealer that are up.
+
+    From .txt, one sentence a line, it prints each pair's similarity. From tensors it prints the outputs.
+
+    Example:  secureinfer infer --config parties/data_owner/data_owner.toml --input sentences.txt
+    """
+    from .inference import infer_sentences, infer_tensors
+
+    terminal = Terminal(as_json=json)
+    if not input.is_file():
+        raise InputError(f"there is no file {input}")
+    if input.suffix == ".txt":
+        infer_sentences(terminal, config, input, output, tokenizer)
+    elif input.suffix in (".npz", ".npy", ".json"):
+        infer_tensors(terminal, config, input, output)
+    else:
+        raise UsageError(f"{input} is neither sentences (.txt) nor tensors (.npz, .npy, .json)")
+
+
+def _plan_json(program: Program) -> dict[str, Any]:
+    plan = program.plan
+    steps = [
+        {
+            "index": step.index,
+            "path": step.node.path,
+            "op": step.node.op,
+            "kernel": step.kernel,
+            "rounds": step.cost.rounds,
+            "bytes": step.cost.bytes,
+            "dealt_bytes": step.cost.dealt_bytes,
+        }
+        for step in plan.steps
+    ]
+    totals = plan.totals
+    return {
+        "backend": program.backend,
+        "protocol": program.protocol,
+        "manifest_digest": program.manifest_digest,
+        "totals": {
+            "rounds": totals.rounds,
+            "bytes": totals.bytes,
+            "dealt_bytes": totals.dealt_bytes,
+            "setup_bytes": totals.setup_bytes,
+        },
+        "steps": steps,
+    }
+
+
+def _totals(program: Program) -> str:
+    from .measure.table import size
+
+    totals = program.plan.totals
+    return (
+        f"{len(program.plan.steps)} steps; each inference will take {totals.rounds} rounds and "
+        f"{size(totals.bytes)} online, after {size(totals.dealt_bytes)} offline"
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and give its exit code; never raises."""
+    terminal = Terminal(as_json="--json" in arguments)
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=list(arguments), prog_name="secureinfer")
+    except SystemExit as done:
+        if done.code in (0, 1, 2):
+            return int(done.code)
+        terminal.note("stopped")  # the framework's own code for an interrupt is 130
+        return 1
+    except SecureInferError as error:
+        if "SECUREINFER_DEBUG" in os.environ:
+            traceback.print_exc()
+        terminal.error(error)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        terminal.note("stopped")
+        return 1
+    except Exception as error:
+        if "SECUREINFER_DEBUG" in os.environ:
+            traceback.print_exc()
+        hint = "" if "SECUREINFER_DEBUG" in os.environ else "; `secureinfer --debug ...` shows where"
+        terminal.error(SecureInferError(f"unexpected {type(error).__name__}: {error}{hint}"))
+        return 1
+    return 0
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""What `secureinfer infer` does: one session with remote parties, from a file of sentences or of tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from . import api
+from .config import load_settings
+from .errors import InputError
+from .files import named_tensors, read_sentences, read_tensors, tokenizer_beside
+from .graph.ir import Graph
+from .minilm import pairs, similarities, tokenize
+from .terminal import Terminal
+
+MOST_PAIRS = 30
+"""More pairs than this would bury a reader; the most similar ones are shown, and --json has them all."""
+
+
+def infer_sentences(
+    terminal: Terminal, config: Path, path: Path, output: Path | None, tokenizer: Path | None
+) -> None:
+    """Embed the sentences of a file privately and print each pair's similarity."""
+    sentences = read_sentences(path)
+    tokenizer = tokenizer or tokenizer_beside(load_settings(config).program)
+    if not tokenizer.is_file():
+        raise InputError(f"there is no tokenizer {tokenizer}: give one with --tokenizer, or tensors as .npz")
+    with terminal.working("opening the session with the model owner and the dealer"):
+        session = api.connect(config)
+    with session:
+        batch, tokens = sentence_shape(session.program.graph)
+        parts = []
+        for start in range(0, len(sentences), batch):
+            chunk = sentences[start : start + batch]
+            padded = chunk + [""] * (
+                batch - len(chunk)
+            )  # the batch's size is public, how much of it is used is not
+            with terminal.working(f"sentences {start + 1} to {start + len(chunk)} of {len(sentences)}"):
+                parts.append(embeddings_of(session.infer(*tokenize(padded, tokens, tokenizer)))[: len(chunk)])
+        report = session.report()
+    embeddings = torch.cat(parts)
+    if output is not None:
+        np.savez(output, embeddings=embeddings.numpy())
+    matrix = similarities(embeddings)
+    data = {
+        "sentences": sentences,
+        "similarities": matrix.tolist(),
+        "output": None if output is None else str(output),
+        "report": report.to_dict(),
+    }
+    terminal.answer(data, pair_table(sentences, matrix), report)
+
+
+def infer_tensors(terminal: Terminal, config: Path, path: Path, output: Path | None) -> None:
+    """Run one inference on the tensors of a file; print the outputs or write them to .npz."""
+    with terminal.working("opening the session with the model owner and the dealer"):
+        session = api.connect(config)
+    with session:
+        inputs = read_tensors(path, session.program.graph)
+        with terminal.working("one private inference"):
+            tensors = named_tensors(session.infer(*inputs))
+        report = session.report()
+    if output is not None:
+        arrays: dict[str, Any] = {name: t.numpy() for name, t in tensors.items()}
+        np.savez(output, **arrays)
+    data = {
+        "outputs": {name: t.tolist() for name, t in tensors.items()},
+        "output": None if output is None else str(output),
+        "report": report.to_dict(),
+    }
+    shown = (
+        f"written to {output}" if output is not None else "\n".join(f"{n}: {t}" for n, t in tensors.items())
+    )
+    terminal.answer(data, shown, report)
+
+
+def sentence_shape(graph: Graph) -> tuple[int, int]:
+    """(sentences, tokens) of a program that takes token ids and a mask. Raises InputError for any other."""
+    edges = [graph.edge(name) for name in graph.inputs]
+    if len(edges) != 2 or any(
+        e.dtype != "int64" or len(e.shape) != 2 or e.shape != edges[0].shape for e in edges
+    ):
+        takes = ", ".join(f"{e.name} {e.dtype}{list(e.shape)}" for e in edges)
+        raise InputError(
+            f"this program takes no sentences but {takes}; give it an .npz with those names"
+        )
+    return edges[0].shape[0], edges[0].shape[1]
+
+
+def embeddings_of(output: Any) -> torch.Tensor:
+    """The one matrix that a sentence encoder returns. Raises InputError for any other output."""
+    tensors = list(named_tensors(output).values())
+    if len(tensors) != 1 or tensors[0].dim() != 2:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise InputError(f"this program does not return one embedding a sentence but {shapes}; use an .npz")
+    return tensors[0]
+
+
+def pair_table(sentences: list[str], secure: torch.Tensor, plaintext: torch.Tensor | None = None) -> Table:
+    """Each pair's similarity, the most similar first, beside plaintext's if that is given."""
+    table = Table(
+        title="Similarity of each pair", title_justify="left", title_style="bold", header_style="bold"
+    )
+    table.add_column("one")
+    table.add_column("other")
+    table.add_column("secure", justify="right")
+    if plaintext is not None:
+        table.add_column("plaintext", justify="right")
+        table.add_column("difference", justify="right")
+    ordered = sorted(pairs(len(sentences)), key=lambda pair: -float(secure[pair]))
+    for i, j in ordered[:MOST_PAIRS]:
+        row = [escape(sentences[i]), escape(sentences[j]), f"{float(secure[i, j]):.4f}"]
+        if plaintext is not None:
+            row += [f"{float(plaintext[i, j]):.4f}", f"{float(secure[i, j] - plaintext[i, j]):+.1e}"]
+        table.add_row(*row)
+    if len(ordered) > MOST_PAIRS:
+        table.caption = f"the {MOST_PAIRS} most similar of {len(ordered)} pairs; --json has all"
+    return table
