@@ -1,7 +1,8 @@
-"""The Graph: an immutable list of operator nodes over named edges, each with its shape, who may see it, and its width.
+"""The Graph: an immutable list of operator nodes over named edges, each with its shape, who may see it, and
+its width.
 
-Nodes are canonical operators of graph/ops.py (fewer than ATen's: `view`, `squeeze` and `flatten` are all `reshape`).
-Scalars are edges too (public, zero-dimensional), so that a kernel sees only edges and attributes.
+Nodes are canonical operators of graph/ops.py (fewer than ATen's: `view`, `squeeze` and `flatten` are all
+`reshape`). Scalars are edges too (public, zero-dimensional), so that a kernel sees only edges and attributes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Visibility(enum.Enum):
 
 @dataclass(frozen=True)
 class Edge:
-    """One tensor. scale: fraction bits (0 for integers and booleans). bound: greatest |value|, or None if unknown."""
+    """One tensor. scale: fraction bits (0 for integers and booleans). bound: greatest |value|, or None if
+    unknown."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,13 +60,14 @@ class Node:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     path: str = ""  # module path in the model, for messages and per-layer figures
+    operator: str = ""  # the ATen overload that it came from, for messages
 
 
 @dataclass(frozen=True)
 class Graph:
     """The whole computation.
 
-    inputs: edges that the caller gives, in the order of the flattened call; each is PRIVATE to its owner or PUBLIC.
+    inputs: edges that the caller gives, in the order of the flattened call; each PRIVATE to its owner.
     weights: PRIVATE edges of the model owner. constants: PUBLIC tensors fixed at compile time.
     outputs: edges in the order of the flattened output; output_spec rebuilds the model's own structure.
     reveal_to: names of the parties that get the outputs.

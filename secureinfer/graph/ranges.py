@@ -1,0 +1,80 @@
+"""How wide each edge is: the greatest value on example inputs, with head-room, as a power of two."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from ..errors import CompileError
+from .ir import Edge, Graph, Visibility
+from .ops import run_reference
+
+HEAD_ROOM = 16
+LEAST = 16.0
+"""No float edge claims less: a bound says nothing then about weights or data that happen to be small."""
+
+
+def power_of_two(x: float) -> float:
+    """The least power of two that is not below x (rule R6: what is public about a width is this)."""
+    return 0.0 if x <= 0 else 2.0 ** math.ceil(math.log2(x))
+
+
+def with_ranges(
+    graph: Graph, tensors: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]]
+) -> Graph:
+    """The graph with a bound on every edge that computes with finite values.
+
+    batches: input edge -> tensor, of the compiled shapes. Raises CompileError where a shape differs or where
+    a shared edge is not finite on one of them.
+    """
+    greatest: dict[str, float] = {}
+
+    def observe(name: str, t: torch.Tensor) -> None:
+        if t.dtype == torch.bool or t.numel() == 0:
+            return
+        greatest[name] = max(greatest.get(name, 0.0), _greatest(t))
+
+    for batch in batches:
+        for name in graph.inputs:
+            if name not in batch or tuple(batch[name].shape) != graph.edge(name).shape:
+                came = tuple(batch[name].shape) if name in batch else "nothing"
+                raise CompileError(
+                    f"calibration gives {came} for {name!r}; the shape is {graph.edge(name).shape}"
+                )
+        try:
+            run_reference(graph, tensors, batch, observe=observe)
+        except (IndexError, RuntimeError) as error:
+            raise CompileError(f"the model does not run on example or calibration inputs: {error}") from error
+    wild = sorted(n for n, g in greatest.items() if not math.isfinite(g) and _shared(graph, n))
+    if wild:
+        paths = {o: n.path for n in graph.nodes for o in n.outputs}
+        where = ", ".join(f"{n} ({paths[n]})" if paths.get(n) else n for n in wild[:5])
+        raise CompileError(f"values are not finite on example or calibration inputs at {where}")
+    fixed = {*graph.weights, *graph.constants}
+    edges = {name: _bounded(edge, greatest.get(name), name in fixed) for name, edge in graph.edges.items()}
+    return dataclasses.replace(graph, edges=MappingProxyType(edges))
+
+
+def _greatest(t: torch.Tensor) -> float:
+    low, high = torch.aminmax(t)
+    value = max(abs(float(low)), abs(float(high)))
+    return math.inf if math.isnan(value) else value
+
+
+def _shared(graph: Graph, name: str) -> bool:
+    return graph.edge(name).visibility is Visibility.SHARED or name in graph.inputs
+
+
+def _bounded(edge: Edge, greatest: float | None, fixed: bool) -> Edge:
+    if edge.dtype == "bool":
+        return dataclasses.replace(edge, bound=1.0)
+    if greatest is None:  # no element
+        return dataclasses.replace(edge, bound=LEAST)
+    if not math.isfinite(greatest):
+        return edge
+    wanted = max(greatest * (1 if fixed else HEAD_ROOM), LEAST)
+    return dataclasses.replace(edge, bound=power_of_two(wanted))

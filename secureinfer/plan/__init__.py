@@ -1,0 +1,1 @@
+"""From a Graph to a Plan (kernels and costs) and to a Program that parties compare and run."""
