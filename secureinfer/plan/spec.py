@@ -9,28 +9,58 @@ from typing import Any
 from ..graph.ir import Edge, Graph, Node
 
 
+def longest_chain(messages: str, parties: int) -> int:
+    """Steps on the longest chain of dependent messages, by Lamport clocks, for a sequence of message patterns.
+
+    messages: one letter a pattern. x: every party sends to every other. o: every other party sends to rank 0.
+    r: every other party sends to rank 1. b: rank 1 sends to every other party.
+    A clock for each party is needed, because messages overlap: after a one-way message the sender goes on at once, so that
+    a one-way message followed by an exchange costs less than the sum.
+    """
+    clocks = [0] * parties
+    for letter in messages:
+        sent = [c + 1 for c in clocks]
+        if letter == "x":
+            clocks = [max([c, *sent[:i], *sent[i + 1 :]]) for i, c in enumerate(clocks)]
+        elif letter in "or":
+            to = 0 if letter == "o" else 1
+            clocks[to] = max([clocks[to], *sent[:to], *sent[to + 1 :]])
+        elif letter == "b":
+            clocks = [c if i == 1 else max(c, sent[1]) for i, c in enumerate(clocks)]
+        else:
+            raise ValueError(f"unknown message pattern {letter!r}")
+    return max(clocks, default=0)
+
+
 @dataclass(frozen=True)
 class Cost:
     """Costs of one step of one inference, all links and parties together.
 
-    rounds: steps on the longest chain of dependent messages. bytes: online frames, headers and payload.
+    messages: the patterns of its online messages in order, see longest_chain. bytes: online frames, headers and payload.
     dealt_bytes: frames of the offline phase. setup: what is sent once a session, as (what, bytes) pairs, so that two steps
-    that use one weight count it once.
+    that use one weight count it once. parties: how many compute.
     Addition is sequential composition.
     """
 
-    rounds: int = 0
+    messages: str = ""
     bytes: int = 0
     dealt_bytes: int = 0
     setup: frozenset[tuple[str, int]] = frozenset()
+    parties: int = 2
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
-            self.rounds + other.rounds,
+            self.messages + other.messages,
             self.bytes + other.bytes,
             self.dealt_bytes + other.dealt_bytes,
             self.setup | other.setup,
+            max(self.parties, other.parties),
         )
+
+    @property
+    def rounds(self) -> int:
+        """Steps on the longest chain of dependent messages, from equal clocks."""
+        return longest_chain(self.messages, self.parties)
 
     @property
     def setup_bytes(self) -> int:
@@ -46,7 +76,9 @@ class StepContext:
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
     parties: int
-    options: Mapping[str, Any] = field(default_factory=dict)  # public settings of the program: precision_bits, ...
+    options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # public settings of the program: precision_bits, ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,272 @@
+"""The kinds of correlated randomness: what each party draws from its seed, and what the dealer corrects.
+
+A Correlation is a public description (kind and shapes). It lists Parts. A *free* part is drawn by every party from its
+own seed. A *bound* part must combine to a function of the free ones: every rank but 0 draws its share, and the dealer
+sends rank 0 the correction that makes the sum (or XOR) come out. Nothing that a seed can expand is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import ring, series
+
+Shares = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a correlation. xor: shares combine by XOR, else by addition. without: a rank that holds zero."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.int64
+    xor: bool = False
+    bound: bool = False
+    without: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Correlation(ABC):
+    """Public description of one record of dealt randomness."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]: ...
+
+    @abstractmethod
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The values of the bound parts, from all parties' shares of the free ones.
+
+        weights: the masks of session weights by name (FixedProduct only).
+        """
+
+    def correction_bytes(self) -> int:
+        return sum(p.nbytes for p in self.parts() if p.bound)
+
+
+def combine(shares: Shares, xor: bool) -> torch.Tensor:
+    """The value behind one tensor a party."""
+    total = shares[0].clone()
+    for share in shares[1:]:
+        total = total ^ share if xor else total + share
+    return total
+
+
+@dataclass(frozen=True)
+class Product(Correlation):
+    """Beaver triple c = op(a, b): CrypTen's `additive`. op: mul, matmul, conv1d, conv2d, conv_transpose1d or 2d."""
+
+    op: str
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    result: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part("a", self.left), Part("b", self.right), Part("c", self.result, bound=True))
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        a, b = combine(free["a"], False), combine(free["b"], False)
+        return {"c": ring.apply(self.op, a, b, dict(self.options))}
+
+
+@dataclass(frozen=True)
+class Square(Correlation):
+    """r and r squared: CrypTen's `square`."""
+
+    shape: tuple[int, ...]
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part("r", self.shape), Part("r2", self.shape, bound=True))
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        r = combine(free["r"], False)
+        return {"r2": r * r}
+
+
+@dataclass(frozen=True)
+class And(Correlation):
+    """XOR-shared triple c = a & b: CrypTen's `binary`."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    result: tuple[int, ...]
+    dtype: torch.dtype = torch.int64
+
+    def parts(self) -> tuple[Part, ...]:
+        return (
+            Part("a", self.left, self.dtype, xor=True),
+            Part("b", self.right, self.dtype, xor=True),
+            Part("c", self.result, self.dtype, xor=True, bound=True),
+        )
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {"c": combine(free["a"], True) & combine(free["b"], True)}
+
+
+@dataclass(frozen=True)
+class Wraps(Correlation):
+    """r and the number of times that its shares wrap around the ring: CrypTen's `wraps`."""
+
+    shape: tuple[int, ...]
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part("r", self.shape), Part("theta", self.shape, bound=True))
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {"theta": ring.count_wraps(free["r"])}
+
+
+@dataclass(frozen=True)
+class BitPair(Correlation):
+    """A random bit, XOR-shared in the lowest bit of `dtype` and shared additively: CrypTen's `B2A`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part("binary", self.shape, self.dtype, xor=True), Part("arithmetic", self.shape, bound=True))
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {"arithmetic": (combine(free["binary"], True) & 1).long()}
+
+
+@dataclass(frozen=True)
+class Truncation(Correlation):
+    """r, floor(r / 2**bits) and the top bit of r (modulo 2**32, or 2**64 if more than 32 bits are cut)."""
+
+    shape: tuple[int, ...]
+    bits: int
+
+    def parts(self) -> tuple[Part, ...]:
+        top = torch.int32 if self.bits <= 32 else torch.int64
+        return (
+            Part("r", self.shape),
+            Part("quotient", self.shape, bound=True),
+            Part("top", self.shape, top, bound=True),
+        )
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        r = combine(free["r"], False)
+        top = ring.logical_shift(r, 63)
+        return {
+            "quotient": ring.logical_shift(r, self.bits),
+            "top": top.to(torch.int32 if self.bits <= 32 else torch.int64),
+        }
+
+
+@dataclass(frozen=True)
+class Masked(Correlation):
+    """r with everything that one opening of x + r may need: all from one record (R1).
+
+    compare: XOR-shares of the bits of r, in bit-reversed order (see protocols.py). terms: shares of cos(k w r) and
+    sin(k w r), k = 1..terms, w = 2 pi / 2**period_bits, TRIG_BITS fraction bits.
+    """
+
+    shape: tuple[int, ...]
+    compare: bool = False
+    terms: int = 0
+    period_bits: int = 0
+
+    def parts(self) -> tuple[Part, ...]:
+        parts = [Part("r", self.shape)]
+        if self.compare:
+            parts.append(Part("bits", self.shape, xor=True, bound=True))
+        if self.terms:
+            parts.append(Part("trig", (2 * self.terms, *self.shape), bound=True))
+        return tuple(parts)
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        r = combine(free["r"], False)
+        out = {}
+        if self.compare:
+            out["bits"] = ring.reverse_bits(r)
+        if self.terms:
+            cos, sin = series.rotation(r, self.period_bits)
+            rows = [row for pair in series.multiples(cos, sin, self.terms) for row in pair]
+            out["trig"] = torch.stack(rows) if rows else r.new_zeros((0, *self.shape))
+        return out
+
+
+TREE_LEVELS: tuple[tuple[torch.dtype, int], ...] = (
+    (torch.int32, 2),
+    (torch.int16, 2),
+    (torch.uint8, 2),
+    (torch.uint8, 2),
+    (torch.uint8, 2),
+    (torch.uint8, 1),
+)
+"""Word and number of products at each level of the borrow tree: 32, 16, 8, 4, 2 and 1 bits of each operand."""
+
+
+@dataclass(frozen=True)
+class BorrowTree(Correlation):
+    """AND triples for the six levels of one tree: at level l, c = a & b; a has `shape`, b and c [products, *shape]."""
+
+    shape: tuple[int, ...]
+
+    def parts(self) -> tuple[Part, ...]:
+        parts = []
+        for level, (dtype, products) in enumerate(TREE_LEVELS):
+            parts.append(Part(f"a{level}", self.shape, dtype, xor=True))
+            parts.append(Part(f"b{level}", (products, *self.shape), dtype, xor=True))
+            parts.append(Part(f"c{level}", (products, *self.shape), dtype, xor=True, bound=True))
+        return tuple(parts)
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {
+            f"c{level}": combine(free[f"a{level}"], True) & combine(free[f"b{level}"], True)
+            for level in range(len(TREE_LEVELS))
+        }
+
+
+@dataclass(frozen=True)
+class FixedProduct(Correlation):
+    """For op(x, W) with W known to rank `owner` and its mask B fixed for the session: A, and c = op(A, B).
+
+    The owner's share of A is zero: it learns x - A, so A must be the others' alone. B comes from the owner's seed and
+    stays with owner and dealer.
+    """
+
+    op: str
+    left: tuple[int, ...]
+    result: tuple[int, ...]
+    weight: str
+    owner: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part("A", self.left, without=self.owner), Part("c", self.result, bound=True))
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        a = combine(free["A"], False)
+        return {"c": ring.apply(self.op, a, weights[self.weight], dict(self.options))}

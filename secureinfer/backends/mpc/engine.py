@@ -1,0 +1,318 @@
+"""The MPC engine: a compute party's and the dealer's side of one session (backends/base.Engine)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...errors import CorrelationError, InputError, SessionError
+from ...graph.ir import MODEL_OWNER, Graph, Visibility
+from ...transport.base import Address, Clock, Link
+from ..base import Engine
+from . import generic, ring, runtime
+from .communicator import tensor_bytes, tensors_from
+from .correlations import FixedProduct
+from .dealer import Dealer, draw, mask_of_weight
+from .kernels import StepCall, lookup
+from .party import Opening, Party, Request
+from .randomness import NONCE_BYTES, Seed, agree_seed, fresh_nonce
+from .values import Operand, Share
+
+if TYPE_CHECKING:
+    from ...plan.program import Program
+
+__all__ = ["DealerEngine", "MpcEngine", "make_engine", "trace"]
+
+_ = generic  # importing it binds the kernels to their rows
+
+
+def make_engine(
+    role: str,
+    program: Program,
+    *,
+    me: str,
+    compute_parties: Sequence[str],
+    dealer: str,
+    links: Mapping[str, Link],
+    clock: Clock,
+    session_id: bytes,
+    audit: Callable[[Opening], None] | None = None,
+) -> Engine:
+    """The engine of one party of one MPC session. compute_parties: names in rank order; rank 0 is the model owner."""
+    if role == "dealer":
+        return DealerEngine(program, compute_parties, links, session_id)
+    if me not in compute_parties:
+        raise SessionError(f"{me!r} is not among the compute parties {list(compute_parties)}")
+    return MpcEngine(program, me, compute_parties, dealer, links, session_id, audit)
+
+
+def trace(program: Program, names: Sequence[str]) -> tuple[list[Request], dict[str, tuple[int, ...]]]:
+    """Run the program on shapes alone.
+
+    Returns the correlations that one inference asks for, in order, and the shapes of the weights with a session mask.
+    Every party and the dealer compute the same lists from the public program.
+    """
+    party = Party(rank=0, names=tuple(names), tracing=True, device=torch.device("meta"))
+    runner = _Runner(program, party)
+    inputs = {
+        name: torch.empty(edge.shape, dtype=getattr(torch, edge.dtype), device="meta")
+        for name in program.graph.inputs
+        for edge in (program.graph.edge(name),)
+    }
+    with runtime.activate(party):
+        runner.run(0, inputs)
+    weights: dict[str, tuple[int, ...]] = {}
+    for request in party.requests:
+        if isinstance(request.kind, FixedProduct):
+            weights.setdefault(request.kind.weight, program.graph.edge(request.kind.weight).shape)
+    return party.requests, weights
+
+
+class _Runner:
+    """Runs the steps of a program for one party."""
+
+    def __init__(self, program: Program, party: Party) -> None:
+        self.program = program
+        self.graph: Graph = program.graph
+        self.party = party
+        self.weights: dict[str, torch.Tensor] = {}  # float, at their owner only
+        self.encoded: dict[str, torch.Tensor] = {}  # the same as ring elements
+        self.times: dict[int, float] = {}
+        self._last_use = self._uses()
+
+    def rank_of(self, owner: str) -> int:
+        """Rank of an owner name: the model owner is rank 0, data owners follow in the order of their inputs."""
+        if owner == MODEL_OWNER:
+            return 0
+        owners = self.graph.owners()
+        return 1 + owners.index(owner) if owner in owners else 1
+
+    def _uses(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for step in self.program.plan.steps:
+            for name in step.node.inputs:
+                last[name] = step.index
+        return last
+
+    def run(self, inference: int, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        party, graph = self.party, self.graph
+        env: dict[str, Share | torch.Tensor | None] = {}
+        for name in graph.inputs:
+            env[name] = inputs.get(name)
+        result: dict[str, torch.Tensor] | None = None
+        for step in self.program.plan.steps:
+            started = time.perf_counter()
+            party.at("online", inference, step.index)
+            if step.node.op != "begin":
+                operands = tuple(self._operand(name, env) for name in step.node.inputs)
+                outputs = tuple(graph.edge(name) for name in step.node.outputs)
+                call = StepCall(
+                    party, step.node, operands, outputs, self.program.options, self.weights, self.encoded
+                )
+                values = lookup(step.kernel)(call)
+                if step.node.op == "reveal":
+                    result = self._revealed(values)
+                else:
+                    for name, value in zip(step.node.outputs, values, strict=True):
+                        env[name] = value
+                for name in step.node.inputs:
+                    if self._last_use[name] == step.index:
+                        env.pop(name, None)
+            self.times[step.index] = time.perf_counter() - started
+        return result
+
+    def _revealed(self, values: Sequence[Share | torch.Tensor | None]) -> dict[str, torch.Tensor] | None:
+        if any(self.rank_of(name) == self.party.rank for name in self.graph.reveal_to):
+            return {
+                name: value
+                for name, value in zip(self.graph.outputs, values, strict=True)
+                if isinstance(value, torch.Tensor)
+            }
+        return None
+
+    def _operand(self, name: str, env: Mapping[str, Share | torch.Tensor | None]) -> Operand:
+        edge = self.graph.edge(name)
+        party = self.party
+        if edge.visibility is Visibility.SHARED:
+            value = env[name]
+            return Operand(edge, share=value if isinstance(value, Share) else None)
+        if name in self.graph.constants:
+            tensor = self.program.constants[name]
+            return Operand(edge, plain=tensor.to("meta") if party.tracing else tensor)
+        if edge.visibility is Visibility.PUBLIC:
+            value = env[name]
+            return Operand(edge, plain=value if isinstance(value, torch.Tensor) else None)
+        rank = self.rank_of(edge.owner or MODEL_OWNER)
+        if name in self.graph.weights:
+            if party.tracing:
+                plain = torch.empty(edge.shape, dtype=getattr(torch, edge.dtype), device="meta")
+                return Operand(edge, plain=plain, owner_rank=rank)
+            return Operand(edge, plain=self.weights.get(name), owner_rank=rank)
+        value = env.get(name)
+        return Operand(edge, plain=value if isinstance(value, torch.Tensor) else None, owner_rank=rank)
+
+
+class MpcEngine(Engine):
+    """A compute party."""
+
+    def __init__(
+        self,
+        program: Program,
+        me: str,
+        names: Sequence[str],
+        dealer: str,
+        links: Mapping[str, Link],
+        session_id: bytes,
+        audit: Callable[[Opening], None] | None = None,
+    ) -> None:
+        self.program = program
+        self._dealer = dealer
+        self._links = links
+        self._session_id = session_id
+        self.party = Party(names.index(me), tuple(names), links, audit=audit)
+        self._requests, self._masked_weights = trace(program, names)
+        self._runner = _Runner(program, self.party)
+        self._seed: Seed | None = None
+        self._deltas: dict[str, torch.Tensor] = {}
+        self._next = 0
+        if self.party.rank == 0:
+            if program.weights is None:
+                raise SessionError(
+                    "the model owner's program file has no private weights; give it the private .si file"
+                )
+            self._runner.weights = dict(program.weights)
+
+    def setup(self) -> None:
+        """Seeds with the dealer and with every peer (one frame each way), then the masked weights from rank 0."""
+        party, digest = self.party, self.program.manifest_digest
+        address = Address("setup", 0, 0, 0)
+        mine = fresh_nonce()
+        self._links[self._dealer].send(address, mine)
+        nonces = {peer: fresh_nonce() for peer in party.communicator.peers()}
+        for peer, nonce in nonces.items():
+            self._links[party.names[peer]].send(address, nonce)
+        theirs = bytes(self._links[self._dealer].receive(address, NONCE_BYTES))
+        self._seed = agree_seed(
+            mine,
+            theirs,
+            session=self._session_id,
+            manifest_digest=digest,
+            role=f"dealer and rank {party.rank}",
+        )
+        for peer, nonce in nonces.items():
+            other = bytes(self._links[party.names[peer]].receive(address, NONCE_BYTES))
+            low, high = (nonce, other) if party.rank < peer else (other, nonce)
+            for pair in ((party.rank, peer), (peer, party.rank)):
+                party.pair_seeds[pair] = agree_seed(
+                    low, high, session=self._session_id, manifest_digest=digest, role=f"zero sharing {pair}"
+                )
+        self._open_weights()
+
+    def _open_weights(self) -> None:
+        """W - B for each weight, from rank 0 to the others: opened once, for a value that never changes (R1)."""
+        party = self.party
+        if self._seed is None:
+            raise SessionError("setup has not agreed a seed")
+        for i, (name, shape) in enumerate(self._masked_weights.items()):
+            address = Address("setup", 0, 0, i + 1)
+            if party.rank == 0:
+                encoded = generic.encode_weight(self.program, self._runner.weights[name], name)
+                self._runner.encoded[name] = encoded
+                delta = encoded - mask_of_weight(self._seed, name, shape)
+                for peer in party.communicator.peers():
+                    self._links[party.names[peer]].send(address, tensor_bytes([delta]))
+            else:
+                like = torch.empty(shape, dtype=torch.int64)
+                payload = self._links[party.names[0]].receive(address, like.numel() * 8)
+                self._deltas[name] = tensors_from(payload, [like])[0]
+
+    def prepare(self, index: int) -> None:
+        if self._seed is None:
+            raise SessionError("prepare was called before setup")
+        if index < self._next:
+            raise CorrelationError(f"inference {index} was already prepared; the next index is {self._next}")
+        self._next = index + 1
+        party = self.party
+        material = {}
+        for request in self._requests:
+            kind = request.kind
+            parts = draw(kind, self._seed, party.rank, (index, request.step, request.record))
+            if party.rank == 0:
+                bound = [p for p in kind.parts() if p.bound]
+                like = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in bound]
+                payload = self._links[self._dealer].receive(
+                    Address("offline", index, request.step, request.record + 1), kind.correction_bytes()
+                )
+                tensors = tensors_from(payload, [torch.empty(t.shape, dtype=t.dtype) for t in like])
+                parts.update({p.name: t for p, t in zip(bound, tensors, strict=True)})
+            elif isinstance(kind, FixedProduct):
+                # The share of op(x, W) of everyone but the owner does not depend on the input.
+                product = ring.apply(kind.op, parts["A"], self._deltas[kind.weight], dict(kind.options))
+                parts["c"] = parts["c"] + product
+            material[request.step, request.record] = (kind, parts)
+        party.material[index] = material
+        self._seed.forget(index)
+
+    def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor] | None:
+        party = self.party
+        if index not in party.material:
+            raise CorrelationError(
+                f"inference {index} has no material; call prepare first, and use each index once"
+            )
+        given = dict(inputs or {})
+        for name in self.program.graph.inputs:
+            edge = self.program.graph.edge(name)
+            mine = edge.owner is not None and self._runner.rank_of(edge.owner) == party.rank
+            if mine and name not in given:
+                raise InputError(f"input {name!r} is missing; this party owns it")
+        try:
+            with runtime.activate(party), torch.inference_mode():
+                return self._runner.run(index, given)
+        finally:
+            party.burn(index)
+
+    def step_times(self) -> dict[int, float]:
+        return dict(self._runner.times)
+
+    def close(self) -> None:
+        if self._seed is not None:
+            self._seed.erase()
+        for seed in self.party.pair_seeds.values():
+            seed.erase()
+        self.party.material.clear()
+        self._deltas.clear()
+        self._runner.weights = {}
+        self._runner.encoded = {}
+
+
+class DealerEngine(Engine):
+    """The dealer's side: it deals when asked and never runs."""
+
+    def __init__(
+        self, program: Program, names: Sequence[str], links: Mapping[str, Link], session_id: bytes
+    ) -> None:
+        if program.weights is not None:
+            raise SessionError("the dealer must not hold private weights; give it the public .si file")
+        requests, weights = trace(program, names)
+        self._links = links
+        self._dealer = Dealer(
+            names, requests, weights, session_id=session_id, manifest_digest=program.manifest_digest
+        )
+
+    def setup(self) -> None:
+        self._dealer.agree(self._links)
+
+    def prepare(self, index: int) -> None:
+        self._dealer.deal(index, self._links[self._dealer.names[0]])
+
+    def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor] | None:
+        raise SessionError("the dealer takes no part in an inference")
+
+    def step_times(self) -> dict[int, float]:
+        return {}
+
+    def close(self) -> None:
+        self._dealer.erase()

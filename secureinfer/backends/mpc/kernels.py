@@ -1,0 +1,110 @@
+"""Binding kernels to their catalog rows: `@kernel("name")` on a function of a StepCall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import SessionError
+from ...graph.ir import Edge, Node
+from . import ring
+from .catalog import CATALOG
+from .party import Party
+from .values import Operand, Share
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One step of one inference at one party.
+
+    weights: the model owner's private tensors (float), at the model owner only.
+    """
+
+    party: Party
+    node: Node
+    operands: tuple[Operand, ...]
+    outputs: tuple[Edge, ...]
+    options: Mapping[str, Any]
+    weights: Mapping[str, torch.Tensor]
+    cache: dict[str, torch.Tensor]
+
+    def encoded(self, weight: Operand) -> torch.Tensor:
+        """A weight as ring elements; encoded once a session."""
+        name = weight.edge.name
+        if name not in self.cache:
+            if weight.plain is None:
+                raise SessionError(f"weight {name!r} is not here")
+            self.cache[name] = ring.encode(weight.plain, weight.edge.scale, f"weight {name}")
+        return self.cache[name]
+
+    @property
+    def scale(self) -> int:
+        """Fraction bits of floats in this program."""
+        return int(self.options["precision_bits"])
+
+    def attr(self, name: str) -> Any:
+        return self.node.attrs[name]
+
+    def share_scale(self, index: int) -> int:
+        """Fraction bits of `share(index)`, without making it."""
+        operand = self.operands[index]
+        return operand.share.scale if operand.share is not None else operand.edge.scale
+
+    def share(self, index: int) -> Share:
+        """Operand `index` as a share at its edge's scale; plain values are shared without communication.
+
+        A private value is hidden by a fresh sharing of zero, so that what its owner holds is uniform (R4).
+        """
+        operand = self.operands[index]
+        if operand.share is not None:
+            return operand.share
+        return share_plain(self.party, operand, operand.edge.scale)
+
+
+def share_plain(party: Party, operand: Operand, scale: int) -> Share:
+    """Share a PUBLIC or PRIVATE operand at `scale`: no communication."""
+    shape = operand.edge.shape
+    if operand.is_public:
+        if operand.plain is None:
+            raise SessionError(f"public edge {operand.edge.name!r} has no value")
+        encoded = ring.encode(operand.plain, scale, operand.edge.name)
+        return Share(encoded if party.first else torch.zeros_like(encoded), scale)
+    zero = party.zero_share(shape)
+    if operand.owner_rank == party.rank:
+        if operand.plain is None:
+            raise SessionError(f"private edge {operand.edge.name!r} has no value at its owner")
+        zero = zero + ring.encode(operand.plain, scale, operand.edge.name)
+    return Share(zero, scale)
+
+
+Kernel = Callable[[StepCall], Sequence[Share | torch.Tensor | None]]
+_BOUND: dict[str, Kernel] = {}
+
+
+def kernel(name: str) -> Callable[[Kernel], Kernel]:
+    """Bind a function to the catalog row `name`. Raises ValueError if there is no such row, or if it is bound already."""
+    if name not in CATALOG.specs:
+        raise ValueError(f"kernel {name!r} has no row in the mpc catalog")
+    if name in _BOUND:
+        raise ValueError(f"kernel {name!r} is bound twice")
+
+    def bind(function: Kernel) -> Kernel:
+        _BOUND[name] = function
+        return function
+
+    return bind
+
+
+def lookup(name: str) -> Kernel:
+    """The function of a catalog row."""
+    if name not in _BOUND:
+        raise SessionError(f"no code is bound to kernel {name!r} of the mpc catalog")
+    return _BOUND[name]
+
+
+def bound() -> frozenset[str]:
+    """Names of all rows that have code."""
+    return frozenset(_BOUND)

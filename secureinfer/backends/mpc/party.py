@@ -1,0 +1,191 @@
+"""Party: what one compute party of one session holds while kernels run: rank, links, seeds, material and its place.
+
+Kernels are written once against a Party. In *trace* mode tensors are shapes only (torch's meta device), nothing is sent,
+and each correlation asked for is recorded: that list is what the dealer deals and the parties expand. In *run* mode the
+same calls take the material and talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ...errors import CorrelationError
+from ...transport.base import Address, Link
+from .communicator import LinkCommunicator
+from .correlations import Correlation
+from .randomness import Seed, Stream, fresh_nonce
+
+SESSION = -1
+"""The inference index of session-wide values: masks of weights."""
+
+Parts = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One correlation that the program asks for: its place (plan step, ordinal in the step) and its kind."""
+
+    step: int
+    record: int
+    kind: Correlation
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What all parties saw at one opening; for audits in tests.
+
+    mask: (inference, step, record) of the correlation that hid it; None where the opening is of the declared output.
+    words: the opened tensors.
+    """
+
+    inference: int
+    step: int
+    what: str
+    mask: tuple[int, int, int] | None
+    words: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Party:
+    """State of one rank.
+
+    rank: 0 is the model owner. names: compute parties in rank order. pair_seeds: by peer rank, for sharings of zero.
+    audit: called with every Opening; None outside tests.
+    """
+
+    rank: int
+    names: tuple[str, ...]
+    links: Mapping[str, Link] = field(default_factory=dict)
+    tracing: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    pair_seeds: dict[tuple[int, int], Seed] = field(default_factory=dict)
+    audit: Callable[[Opening], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.requests: list[Request] = []
+        self.material: dict[int, dict[tuple[int, int], tuple[Correlation, Parts]]] = {}
+        self.phase, self.inference, self.step = "setup", 0, 0
+        self._message = self._record = self._zero = 0
+        self._named: dict[str, int] = {}
+        self._mask: tuple[int, int, int] | None = None
+        self._what = ""
+        self.communicator = LinkCommunicator(
+            self.rank,
+            self.names,
+            self.links,
+            self._next_address,
+            on_open=None if self.audit is None else self._opened,
+            tracing=self.tracing,
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    @property
+    def first(self) -> bool:
+        """Whether this party adds public constants to its share."""
+        return self.rank == 0
+
+    def at(self, phase: str, inference: int, step: int) -> None:
+        """Go to a step: ordinals of messages, correlations and zero sharings start again."""
+        self.phase, self.inference, self.step = phase, inference, step
+        self._message = self._record = self._zero = 0
+        self._named = {}
+
+    def _next_address(self) -> Address:
+        address = Address(self.phase, max(self.inference, 0), self.step, self._message)
+        self._message += 1
+        return address
+
+    # -- correlated randomness
+
+    def take(self, kind: Correlation) -> Parts:
+        """This party's shares of one record of dealt randomness, which is gone afterwards.
+
+        Raises CorrelationError if it was not dealt, was taken before, or is of another kind.
+        """
+        place = (self.step, self._record)
+        self._record += 1
+        if self.tracing:
+            self.requests.append(Request(*place, kind))
+            return {p.name: torch.empty(p.shape, dtype=p.dtype, device="meta") for p in kind.parts()}
+        self._mask = (self.inference, *place)
+        found = self.material.get(self.inference, {}).pop(place, None)
+        if found is None:
+            raise CorrelationError(
+                f"no material for inference {self.inference}, step {place[0]}, record {place[1]}: "
+                "it was never dealt or was already used; prepare a new inference"
+            )
+        dealt, parts = found
+        if dealt != kind:
+            raise CorrelationError(
+                f"the material of inference {self.inference}, step {place[0]}, record {place[1]} "
+                "was dealt for another kind or shape; the parties do not run one program"
+            )
+        return parts
+
+    # -- openings
+
+    def open(self, tensors: Sequence[torch.Tensor], what: str, xor: bool = False) -> list[torch.Tensor]:
+        """Open shares to all parties as one frame each way: one round. The shares must be masked by the caller."""
+        self._what = what
+        op = torch.distributed.ReduceOp.BXOR if xor else torch.distributed.ReduceOp.SUM
+        opened: list[torch.Tensor] = self.communicator.all_reduce(list(tensors), op=op, batched=True)
+        self._what = ""
+        return opened
+
+    def open_to(self, tensors: Sequence[torch.Tensor], rank: int, what: str) -> list[torch.Tensor] | None:
+        """Open shares to one rank: one message from each other party, one round. None at the others."""
+        self._what = what
+        opened: list[torch.Tensor] | None = self.communicator.reduce(list(tensors), rank, batched=True)
+        self._what = ""
+        return opened
+
+    def _opened(self, words: Sequence[torch.Tensor]) -> None:
+        if self.audit is not None:
+            what = self._what or "beaver"
+            mask = None if what == "output" else self._mask
+            self.audit(Opening(self.inference, self.step, what, mask, tuple(w.clone() for w in words)))
+
+    # -- sharings of zero
+
+    def zero_stream(self, first: int, second: int, label: str) -> Stream:
+        """The next stream that ranks first and second have in common."""
+        return self.pair_seeds[first, second].stream(self.inference, self.step, self._zero, label)
+
+    def zero_share(self, shape: Sequence[int], xor: bool = False) -> torch.Tensor:
+        """This party's share of zero, uniform, without communication: every neighbouring pair of ranks has a seed."""
+        if self.tracing:
+            return torch.empty(tuple(shape), dtype=torch.int64, device="meta")
+        here, after, before = self.rank, (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        mine = self.zero_stream(before, here, "zero").tensor(shape, device=self.device)
+        others = self.zero_stream(here, after, "zero").tensor(shape, device=self.device)
+        self._zero += 1
+        return mine ^ others if xor else mine - others
+
+    def named_ring(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Uniform ring elements for CrypTen's named generators: `prev` and `next` are shared with a neighbour."""
+        if self.tracing:
+            return torch.empty(shape, dtype=torch.int64, device="meta")
+        here, after, before = self.rank, (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        if name in ("prev", "next"):
+            pair = (before, here) if name == "prev" else (here, after)
+            count = self._named.get(name, 0)
+            self._named[name] = count + 1
+            stream = self.pair_seeds[pair].stream(self.inference, self.step, count, "crypten")
+            return stream.tensor(shape, device=self.device)
+        if name == "local":
+            return Stream(fresh_nonce()).tensor(shape, device=self.device)
+        raise CorrelationError("CrypTen's global generator would be known to every party; it is not offered")
+
+    # -- the end of an inference
+
+    def burn(self, inference: int) -> None:
+        """Drop whatever is left of one inference: its index is never used again."""
+        self.material.pop(inference, None)
+        for seed in self.pair_seeds.values():
+            seed.forget(inference)
