@@ -40,7 +40,7 @@ class FramedLink(Link):
 
     @abstractmethod
     def _next_chunk(self, deadline: float | None) -> Buffer:
-        """The next non-empty chunk of the peer's stream. Raises PeerError at its end and past the deadline."""
+        """The peer's next non-empty chunk. Raises PeerError at the stream's end and past the deadline."""
 
     @property
     def failure(self) -> SecureInferError | None:

@@ -24,6 +24,9 @@ VERSION = 1
 _HEADER = struct.Struct("<4sBBH16sQIIQQQ")
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
+_FIRST_RESERVE = 64 << 20
+"""Memory taken at most on a peer's word; it doubles as bytes arrive."""
+
 MAX_JSON_BYTES = 16 << 20
 MAX_BLOBS = 4096
 _PREFIX = struct.Struct("<4sI")
@@ -113,23 +116,15 @@ class ChunkReader:
         if len(chunk) >= size:
             self._chunk = chunk[size:]
             return bytearray(chunk[:size])
-        if not trusted:
-            grown = bytearray(chunk)
-            self._chunk = memoryview(b"")
-            while len(grown) < size:
-                chunk = memoryview(self._next(deadline))
-                need = size - len(grown)
-                grown += chunk[:need]
-                self._chunk = chunk[need:]
-            return grown
-        out = bytearray(size)
-        view = memoryview(out)
+        out = bytearray(size if trusted else min(size, _FIRST_RESERVE))
         done = 0
         while done < size:
             if not len(chunk):
                 chunk = memoryview(self._next(deadline))
-            take = min(len(chunk), size - done)
-            view[done : done + take] = chunk[:take]
+            if done == len(out):
+                out += bytes(min(len(out), size - done))
+            take = min(len(chunk), len(out) - done)
+            out[done : done + take] = chunk[:take]
             done += take
             chunk = chunk[take:]
         self._chunk = chunk

@@ -1,0 +1,472 @@
+"""Links over gRPC: one bidirectional stream of raw bytes for each pair of parties, under mutual TLS.
+
+The gRPC messages are slices (at most 1 MiB) of a byte stream of frames, with identity serialisers: no
+protobuf copy. The engine's own thread reads from the stream, so that a message costs one thread switch at
+each end; what it does not read stays in gRPC's window, which is the back-pressure. Frames to send wait in a
+bounded queue of this process.
+"""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ..errors import AuthenticationError, PeerError, SecureInferError, SessionError, WireError
+from .base import Clock
+from .framing import FramedLink
+from .tls import Credentials, Identity, diagnose, peer_identity
+from .wire import Buffer
+
+METHOD = "/secureinfer.v1.Data/Stream"
+MAX_SLICE_BYTES = 1 << 20
+MAX_QUEUED_BYTES = 1 << 30
+WINDOW_BYTES = 16 << 20
+FLUSH_SECONDS = 2.0
+
+_TOKEN_KEY = "secureinfer-token-bin"
+_SESSION_KEY = "secureinfer-session-bin"
+_ACCEPTED_KEY = "secureinfer-accepted"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Waiting and buffering of links. Seconds and bytes.
+
+    deadline: for one send or receive. keepalive: idle time before a ping, and again before a peer that
+    answers none counts as dead; a peer that computes answers pings. queued_bytes: waiting to be sent, before
+    `send` waits.
+    """
+
+    deadline: float = 120.0
+    keepalive: float = 20.0
+    queued_bytes: int = MAX_QUEUED_BYTES
+
+
+def options(keepalive: float, *, max_message_bytes: int = MAX_SLICE_BYTES) -> list[tuple[str, int]]:
+    """Channel arguments of both ends; both must agree on keep-alive, or gRPC ends long silence as too many
+    pings.
+    """
+    keepalive_ms = max(1, int(keepalive * 1000))
+    return [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", max(1, keepalive_ms // 2)),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.max_frame_size", MAX_SLICE_BYTES),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class SendQueue:
+    """The iterator that gRPC pulls messages from: joins small frames, ends at `finish`, bounds what waits."""
+
+    def __init__(self, limit: int) -> None:
+        self._items: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._limit = limit
+        self._queued = 0
+        self._changed = threading.Condition()
+        self._held: bytes | None = None
+        self._done = False
+        self.ended = threading.Event()
+
+    def put(self, slices: list[bytes], deadline: float) -> bool:
+        """False past the deadline. A frame larger than the limit is taken once the queue is below it."""
+        with self._changed:
+            while self._queued >= self._limit and not self.ended.is_set():
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+            self._queued += sum(len(s) for s in slices)
+        for item in slices:
+            self._items.put(item)
+        return True
+
+    def finish(self) -> None:
+        """Send what is queued, then end the stream."""
+        self._items.put(None)
+
+    def abandon(self) -> None:
+        """The stream is over: wake everybody who waits."""
+        self.ended.set()
+        self._items.put(None)
+        with self._changed:
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        item = self._held
+        self._held = None
+        if item is None:
+            item = None if self._done else self._items.get()
+        if item is None or self.ended.is_set():
+            self.ended.set()
+            with self._changed:
+                self._changed.notify_all()
+            raise StopIteration
+        size = len(item)
+        parts = [item]
+        while size < MAX_SLICE_BYTES and not self._items.empty():
+            more = self._items.get()
+            if more is None:
+                self._done = True
+                break
+            if size + len(more) > MAX_SLICE_BYTES:
+                self._held = more
+                break
+            parts.append(more)
+            size += len(more)
+        with self._changed:
+            if self._queued >= self._limit:
+                self._changed.notify_all()
+            self._queued -= size
+        return item if len(parts) == 1 else b"".join(parts)
+
+
+class GrpcLink(FramedLink):
+    """A Link on one gRPC stream. `dial` and `Listener.accept` make them."""
+
+    def __init__(
+        self,
+        peer: str,
+        session_id: bytes,
+        clock: Clock,
+        limits: Limits,
+        incoming: Iterator[bytes],
+        outgoing: SendQueue,
+        call: Any,
+        channel: grpc.Channel | None,
+    ) -> None:
+        super().__init__(peer, session_id, clock, limits.deadline)
+        self._incoming = incoming
+        self._out = outgoing
+        self._call = call  # grpc.Call or grpc.ServicerContext
+        self._channel = channel
+        self._ended: SecureInferError | None = None
+        self._closed = False
+        self.waits_until: float | None = None
+        if not call.add_callback(self._on_end):
+            self._on_end()
+        _WATCHDOG.add(self)
+
+    @property
+    def failure(self) -> SecureInferError | None:
+        return self._failure or self._ended
+
+    def expire(self) -> None:
+        """Called by the watchdog when `receive` is past its deadline."""
+        self.fail(PeerError(self.peer, "sent nothing within the deadline"))
+        self._call.cancel()
+
+    def _put(self, header: bytes, payload: memoryview) -> None:
+        failure = self._failure or self._ended
+        if failure is not None:
+            raise failure
+        first = MAX_SLICE_BYTES - len(header)
+        slices = [header + payload[:first]]
+        slices.extend(
+            bytes(payload[i : i + MAX_SLICE_BYTES]) for i in range(first, len(payload), MAX_SLICE_BYTES)
+        )
+        if not self._out.put(slices, time.monotonic() + self.deadline):
+            error = self.fail(PeerError(self.peer, f"took no data for {self.deadline:g} s"))
+            self._call.cancel()
+            raise error
+
+    def _next_chunk(self, deadline: float | None) -> Buffer:
+        if self._failure is not None:
+            raise self._failure
+        self.waits_until = deadline
+        try:
+            while True:
+                chunk: bytes = next(self._incoming)
+                if chunk:
+                    return chunk
+        except StopIteration:
+            raise self.fail(PeerError(self.peer, "closed the link")) from None
+        except grpc.RpcError as error:
+            raise self.fail(self._reason(error)) from None
+        finally:
+            self.waits_until = None
+
+    def _reason(self, error: grpc.RpcError) -> SecureInferError:
+        if not isinstance(error, grpc.Call):
+            return PeerError(self.peer, "is gone: its connection broke")
+        return _from_status(self.peer, error.code(), error.details() or "")
+
+    def _on_end(self) -> None:
+        """The call is over, whoever ended it. What had arrived before can still be read."""
+        if self._ended is None:
+            self._ended = PeerError(self.peer, "is gone: its connection ended")
+        self._out.abandon()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.fail(PeerError(self.peer, "the link was closed on this side"))
+        _WATCHDOG.remove(self)
+        self._out.finish()
+        self._out.ended.wait(FLUSH_SECONDS)
+        if self._channel is not None:
+            # The listening side ends the call once it has read to our end; cancelling sooner could lose
+            # frames.
+            stop = time.monotonic() + FLUSH_SECONDS
+            while self._call.is_active() and time.monotonic() < stop:
+                time.sleep(0.005)
+            self._call.cancel()
+            self._channel.close()
+
+
+def dial(
+    host: str,
+    port: int,
+    credentials: Credentials,
+    peer: Identity,
+    session_id: bytes,
+    token: bytes,
+    clock: Clock,
+    limits: Limits,
+    *,
+    timeout: float,
+) -> GrpcLink:
+    """Connect to a peer's data port. timeout: seconds for all of it.
+
+    Raises AuthenticationError where a certificate or the token is refused, PeerError where nobody answers.
+    """
+    stop = time.monotonic() + timeout
+    channel = open_channel(host, port, credentials, peer, limits.keepalive, timeout=timeout)
+    outgoing = SendQueue(limits.queued_bytes)
+    stream: Any = channel.stream_stream(METHOD)  # typed for messages; these are bytes
+    call: Any = stream(iter(outgoing), metadata=((_SESSION_KEY, session_id), (_TOKEN_KEY, token)))
+    timer = threading.Timer(max(0.1, stop - time.monotonic()), call.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        accepted = {key for key, _ in call.initial_metadata()}
+    finally:
+        timer.cancel()
+    if _ACCEPTED_KEY not in accepted:
+        error = _from_status(peer.name, call.code(), call.details() or "")
+        outgoing.abandon()
+        channel.close()
+        raise error
+    return GrpcLink(peer.name, session_id, clock, limits, call, outgoing, call, channel)
+
+
+def open_channel(
+    host: str,
+    port: int,
+    credentials: Credentials,
+    peer: Identity,
+    keepalive: float,
+    *,
+    timeout: float,
+    max_message_bytes: int = MAX_SLICE_BYTES,
+) -> grpc.Channel:
+    """A channel whose TLS handshake with `peer` succeeded. Waits for a peer that is not there yet.
+
+    Raises AuthenticationError or PeerError after at most `timeout` seconds.
+    """
+    stop = time.monotonic() + timeout
+    channel = grpc.secure_channel(
+        f"{host}:{port}",
+        credentials.for_client(),
+        [
+            *options(keepalive, max_message_bytes=max_message_bytes),
+            ("grpc.ssl_target_name_override", peer.hostname),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ],
+    )
+    ready = grpc.channel_ready_future(channel)
+    try:
+        # A refused certificate shows as a channel that is never ready: ask why before waiting on.
+        wait = min(1.0, timeout / 2)
+        while True:
+            try:
+                ready.result(max(0.01, min(wait, stop - time.monotonic())))
+                return channel
+            except grpc.FutureTimeoutError:
+                left = stop - time.monotonic()
+                reason = diagnose(host, port, credentials, peer, max(0.1, min(2.0, left)))
+                if reason is not None:
+                    raise AuthenticationError(f"{peer}: {reason}", public_detail=peer.name) from None
+                if left <= 0:
+                    raise PeerError(
+                        peer.name, f"nobody answers as {peer} at {host}:{port} within {timeout:g} s"
+                    ) from None
+                wait *= 2
+    except BaseException:
+        ready.cancel()
+        channel.close()
+        raise
+
+
+class Listener:
+    """A worker's data port: takes one stream from each expected peer of one session, and refuses all else.
+
+    expected: who may connect, each with its token. ports: tried in order; 0 lets the system choose.
+    Raises SessionError if no port is free.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        bind: str,
+        ports: range | tuple[int, ...],
+        session_id: bytes,
+        expected: Mapping[Identity, bytes],
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self._expected = dict(expected)
+        self._session_id = session_id
+        self._clock = clock
+        self._limits = limits
+        self._links: dict[str, GrpcLink] = {}
+        self._arrived = threading.Condition()
+        # A handler's thread feeds its stream's sending side for the whole session, so each peer needs one;
+        # one more answers those that are refused.
+        workers = len(self._expected) + 1
+        self._server = grpc.server(
+            ThreadPoolExecutor(workers, thread_name_prefix="link"), options=options(limits.keepalive)
+        )
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._stream)
+        service, method = METHOD[1:].split("/")
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        self.port = bind_first(self._server, bind, ports, credentials.for_server())
+        self._server.start()
+
+    def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            identity = self._admit(context)
+        except AuthenticationError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, error.for_peer)
+        outgoing = SendQueue(self._limits.queued_bytes)
+        with self._arrived:
+            if identity.name in self._links:
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, "this party is connected already")
+            self._links[identity.name] = GrpcLink(
+                identity.name, self._session_id, self._clock, self._limits, incoming, outgoing, context, None
+            )
+            context.send_initial_metadata(((_ACCEPTED_KEY, "1"),))
+            self._arrived.notify_all()
+        return outgoing
+
+    def _admit(self, context: grpc.ServicerContext) -> Identity:
+        identity = peer_identity(context)
+        sent = dict(context.invocation_metadata() or ())
+        token = self._expected.get(identity)
+        if token is None:
+            raise AuthenticationError(
+                f"{identity} has no part in this session", public_detail="not a party of it"
+            )
+        if not _equal(sent.get(_SESSION_KEY), self._session_id) or not _equal(sent.get(_TOKEN_KEY), token):
+            raise AuthenticationError(
+                f"{identity} came with another session's token", public_detail="session token"
+            )
+        return identity
+
+    def accept(self, peer: str, timeout: float) -> GrpcLink:
+        """The link of a peer that dialled, waiting for it. Raises PeerError naming it after `timeout`
+        seconds.
+        """
+        stop = time.monotonic() + timeout
+        with self._arrived:
+            while peer not in self._links:
+                if not self._arrived.wait(max(0.0, stop - time.monotonic())):
+                    raise PeerError(peer, f"did not connect within {timeout:g} s")
+            return self._links[peer]
+
+    def close(self) -> None:
+        """Close all links and the port."""
+        for link in list(self._links.values()):
+            link.close()
+        self._server.stop(FLUSH_SECONDS).wait(FLUSH_SECONDS + 1)
+
+
+def bind_first(
+    server: grpc.Server, bind: str, ports: range | tuple[int, ...], credentials: grpc.ServerCredentials
+) -> int:
+    """Bind the first free port. Raises SessionError naming the range if none is."""
+    for port in ports:
+        try:
+            bound = server.add_secure_port(f"{bind}:{port}", credentials)
+        except RuntimeError:
+            continue
+        if bound:
+            return int(bound)
+    shown = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+    raise SessionError(f"no free port among {shown} on {bind}; end what listens there or change the settings")
+
+
+def _equal(a: object, b: bytes) -> bool:
+    return isinstance(a, bytes) and hmac.compare_digest(a, b)
+
+
+def _from_status(peer: str, code: grpc.StatusCode, details: str) -> SecureInferError:
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(f"{peer} refused the connection: {details}", public_detail=peer)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return WireError(f"{peer}: a message over the limit of {MAX_SLICE_BYTES} bytes")
+    if code is grpc.StatusCode.CANCELLED:
+        return PeerError(peer, "the connection was cancelled or did not answer in time")
+    return PeerError(peer, f"is gone: {code.name.lower().replace('_', ' ')}")
+
+
+class _Watchdog:
+    """One thread that ends receives past their deadline: gRPC has no time-out for a single read."""
+
+    PERIOD = 0.1
+
+    def __init__(self) -> None:
+        self._links: set[GrpcLink] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, link: GrpcLink) -> None:
+        with self._lock:
+            self._links.add(link)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="link-watchdog", daemon=True)
+                self._thread.start()
+
+    def remove(self, link: GrpcLink) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self.PERIOD)
+            with self._lock:
+                if not self._links:
+                    self._thread = None
+                    return
+                links = list(self._links)
+            now = time.monotonic()
+            for link in links:
+                until = link.waits_until
+                if until is not None and now > until:
+                    link.expire()
+
+
+_WATCHDOG = _Watchdog()
