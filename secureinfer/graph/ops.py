@@ -65,7 +65,8 @@ def _expand(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @op("slice")
 def _slice(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
-    return x[0][(slice(None),) * a["dim"] + (slice(a["start"], a["end"], a["step"]),)]
+    result: torch.Tensor = torch.ops.aten.slice.Tensor(x[0], a["dim"], a["start"], a["end"], a["step"])
+    return result
 
 
 @op("select")

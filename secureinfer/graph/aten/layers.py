@@ -381,7 +381,7 @@ def _avg_pool1d(
 
 
 def _adaptive(c: Call, x: Value, sizes: Sequence[int | None], op: str) -> Value:
-    """Adaptive pooling. Windows of one size are ordinary pooling; others are reduced one by one, by dimension."""
+    """Adaptive pooling. Windows of one size are ordinary pooling; others are reduced one by one."""
     d, first = c.draft, len(x.shape) - len(sizes)
     space = x.shape[first:]
     wanted = [n if s is None else s for n, s in zip(space, sizes, strict=True)]

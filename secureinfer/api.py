@@ -1,0 +1,86 @@
+"""The whole flow, top-down: compile a model to a Program, run it between parties, read the report."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import SettingsError
+from .graph.export import as_call, check_module, export_graph
+from .plan.planner import make_plan
+from .plan.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+    from .plan.spec import Registry
+
+BACKENDS = ("mpc", "plaintext")
+PROTOCOLS = {"mpc": ("crypten",), "plaintext": ("crypten",)}
+
+LEAST_PRECISION, MOST_PRECISION = 8, 20
+"""Fraction bits. A product of two numbers carries twice as many: at 32, 3 · 4 = 12 · 2**64 is 0 in the 64-bit ring, and
+above 20 too little is left for the whole part of real activations. Below 8 nothing of a model's accuracy is left."""
+
+
+def compile(
+    model: torch.nn.Module,
+    example_inputs: Any = (),
+    *,
+    backend: str = "mpc",
+    protocol: str = "crypten",
+    calibration: Sequence[Any] | None = None,
+    owners: Mapping[str, str] | None = None,
+    reveal_to: Sequence[str] | None = None,
+    precision_bits: int = 16,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Program:
+    """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
+
+    model: any torch.nn.Module, Hugging Face models too; it is compiled as in evaluation mode and left as it was.
+    example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a tokenizer's answer); they
+    fix shapes and types. calibration: more such inputs, from which the greatest values are taken; 16 times that is the
+    range of the program. owners: input name -> data owner. reveal_to: who gets the output. precision_bits: fraction
+    bits of fixed point, 8 to 20.
+
+    Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
+    traced, SettingsError for a choice that does not exist or cannot work.
+    """
+    check_module(model)
+    catalog = _catalog(backend, protocol)
+    if type(precision_bits) is not int or not LEAST_PRECISION <= precision_bits <= MOST_PRECISION:
+        raise SettingsError(
+            f"precision_bits is {precision_bits!r}; it must be an integer from {LEAST_PRECISION} to {MOST_PRECISION}: a "
+            "product carries twice as many fraction bits in a ring of 64, so that with 32 of them 3 x 4 becomes 0"
+        )
+    args, kwargs = as_call(example_inputs)
+    graph, weights, constants = export_graph(
+        model,
+        args,
+        {**kwargs, **(example_kwargs or {})},
+        calibration=calibration,
+        owners=owners,
+        reveal_to=reveal_to,
+        precision_bits=precision_bits,
+        keep_unsupported=True,
+    )
+    options = {"precision_bits": precision_bits}
+    plan = make_plan(graph, catalog, 1 + len(graph.owners()), options)
+    return Program(
+        graph, plan, backend=backend, protocol=protocol, options=options, constants=constants, weights=weights
+    )
+
+
+def _catalog(backend: str, protocol: str) -> Registry:
+    """The rows of a backend's kernels. Catalogs are declarations: loading one needs no cryptography."""
+    if backend not in BACKENDS:
+        raise SettingsError(f"backend {backend!r} does not exist; choose one of {', '.join(BACKENDS)}")
+    if protocol not in PROTOCOLS[backend]:
+        known = ", ".join(PROTOCOLS[backend])
+        raise SettingsError(
+            f"protocol {protocol!r} does not exist in backend {backend}; choose one of {known}"
+        )
+    module = importlib.import_module(f".backends.{backend}.catalog", __package__)
+    catalog: Registry = module.CATALOG
+    return catalog

@@ -1,0 +1,94 @@
+"""Graph + catalog → Plan: for each node the first kernel that accepts it, or every rejection at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedModelError, UnsupportedNode
+from ..graph.ir import Graph, Node
+from .spec import Cost, KernelSpec, Registry, Step, StepContext, step_context
+
+BEGIN = Node("begin", "begin", (), ())
+"""Step 0 of every plan: the parties burn the index."""
+
+
+def reveal_node(graph: Graph) -> Node:
+    """The last step of every plan: the outputs go to those who may have them."""
+    return Node("reveal", "reveal", graph.outputs, ())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in the order in which they run; printing it gives one row a step."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def totals(self) -> Cost:
+        """Cost of one inference (setup: of one session)."""
+        total = Cost()
+        for step in self.steps:
+            total = total + step.cost
+        return total
+
+    def __str__(self) -> str:
+        head = ("step", "path", "operator", "kernel", "rounds", "bytes", "dealt bytes")
+        rows = [head, *(self._row(s) for s in self.steps)]
+        total = self.totals
+        rows.append(("", "total", "", "", f"{total.rounds:,}", f"{total.bytes:,}", f"{total.dealt_bytes:,}"))
+        widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
+        aligned = [
+            [
+                t.rjust(w) if i in (0, 4, 5, 6) else t.ljust(w)
+                for i, (t, w) in enumerate(zip(r, widths, strict=True))
+            ]
+            for r in rows
+        ]
+        lines = ["  ".join(cells) for cells in aligned]
+        rule = "-" * max(map(len, lines))
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+    @staticmethod
+    def _row(step: Step) -> tuple[str, ...]:
+        cost = step.cost
+        figures = (f"{cost.rounds:,}", f"{cost.bytes:,}", f"{cost.dealt_bytes:,}")
+        return (str(step.index), step.node.path, step.node.op, step.kernel, *figures)
+
+
+def make_plan(graph: Graph, registry: Registry, parties: int, options: Mapping[str, Any]) -> Plan:
+    """A kernel for every node, between a "begin" and a "reveal" step.
+
+    parties: how many compute (the dealer does not). options: public settings that formulas may look at.
+    Raises UnsupportedModelError with every node that no kernel of the catalog accepts.
+    """
+    steps: list[Step] = []
+    problems: list[UnsupportedNode] = []
+    for node in (BEGIN, *graph.nodes, reveal_node(graph)):
+        context = step_context(graph, node, parties, options)
+        spec, reason = _choose(registry, context)
+        if spec is None:
+            problems.append(UnsupportedNode(node.name, node.operator or node.op, node.path, reason))
+        else:
+            steps.append(Step(len(steps), node, spec.name, spec.cost(context)))
+    if problems:
+        raise UnsupportedModelError(problems)
+    return Plan(tuple(steps))
+
+
+def _choose(registry: Registry, context: StepContext) -> tuple[KernelSpec | None, str]:
+    """The first kernel that accepts the step, or why none does."""
+    node = context.node
+    if "reason" in node.attrs:  # export found no canonical operator
+        return None, str(node.attrs["reason"])
+    reasons = []
+    for spec in registry.for_op(node.op):
+        if spec.parties is not None and spec.parties != context.parties:
+            reasons.append(f"{spec.name} takes {spec.parties} parties, not {context.parties}")
+            continue
+        refusal = spec.accepts(context)
+        if refusal is None:
+            return spec, ""
+        reasons.append(f"{spec.name}: {refusal}")
+    return None, "; ".join(reasons) or f"the {registry.backend} backend has no kernel for {node.op}"
