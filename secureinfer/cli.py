@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import traceback
@@ -42,8 +41,7 @@ class PartyRole(StrEnum):
 def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    if debug:
-        os.environ["SECUREINFER_DEBUG"] = "1"
+    """Private inference for PyTorch models."""
 
 
 @app.command()
@@ -139,17 +137,16 @@ def certs(
 ) -> None:
     """Make a development certificate authority and a certificate for each party.
 
+    Without names it makes one party of each role. A later call with the same folder adds parties.
     For trying things out: in earnest, each party makes its own key and has it signed; no key ever travels.
 
     Example:  secureinfer certs --out certs
     """
     from .transport.tls import make_certificates
 
-    names = {
-        "data_owner": data_owner or ["data_owner"],
-        "model_owner": model_owner or ["model_owner"],
-        "dealer": dealer or ["dealer"],
-    }
+    given = {"data_owner": data_owner, "model_owner": model_owner, "dealer": dealer}
+    names = {role: listed for role, listed in given.items() if listed}
+    names = names or {role: [role] for role in given}
     make_certificates(out, names)
     files = sorted(str(p) for p in out.rglob("*") if p.is_file())
     Terminal(as_json=json).answer({"folder": str(out), "parties": names, "files": files}, "\n".join(files))
@@ -196,17 +193,17 @@ def infer(
 
     Example:  secureinfer infer --config parties/data_owner/data_owner.toml --input sentences.txt
     """
-    from .inference import infer_sentences, infer_tensors
-
     terminal = Terminal(as_json=json)
     if not input.is_file():
         raise InputError(f"there is no file {input}")
+    if input.suffix not in (".txt", ".npz", ".npy", ".json"):
+        raise UsageError(f"{input} is neither sentences (.txt) nor tensors (.npz, .npy, .json)")
+    from .inference import infer_sentences, infer_tensors
+
     if input.suffix == ".txt":
         infer_sentences(terminal, config, input, output, tokenizer)
-    elif input.suffix in (".npz", ".npy", ".json"):
-        infer_tensors(terminal, config, input, output)
     else:
-        raise UsageError(f"{input} is neither sentences (.txt) nor tensors (.npz, .npy, .json)")
+        infer_tensors(terminal, config, input, output)
 
 
 def _plan_json(program: Program) -> dict[str, Any]:
@@ -251,6 +248,7 @@ def _totals(program: Program) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit code; never raises."""
     terminal = Terminal(as_json="--json" in arguments)
+    debug = "--debug" in arguments
     command = typer.main.get_command(app)
     try:
         command.main(args=list(arguments), prog_name="secureinfer")
@@ -260,7 +258,7 @@ def run(arguments: Sequence[str]) -> int:
         terminal.note("stopped")  # the framework's own code for an interrupt is 130
         return 1
     except SecureInferError as error:
-        if "SECUREINFER_DEBUG" in os.environ:
+        if debug:
             traceback.print_exc()
         terminal.error(error)
         return 2 if isinstance(error, UsageError) else 1
@@ -268,9 +266,9 @@ def run(arguments: Sequence[str]) -> int:
         terminal.note("stopped")
         return 1
     except Exception as error:
-        if "SECUREINFER_DEBUG" in os.environ:
+        if debug:
             traceback.print_exc()
-        hint = "" if "SECUREINFER_DEBUG" in os.environ else "; `secureinfer --debug ...` shows where"
+        hint = "" if debug else "; `secureinfer --debug ...` shows where"
         terminal.error(SecureInferError(f"unexpected {type(error).__name__}: {error}{hint}"))
         return 1
     return 0

@@ -123,8 +123,3 @@ def test_the_exception_for_npz_holds_only_without_pickle() -> None:
     assert not list(faults("np.load(path, allow_pickle=False)", "files"))
     assert list(faults("np.load(path, allow_pickle=True)", "files"))
     assert list(faults("np.load(path, allow_pickle=False)", "wire"))
-
-
-def test_modules_stay_small_enough_to_read() -> None:
-    long = {p.name: n for p in modules() if (n := len(p.read_text().splitlines())) > 450}
-    assert long == {}, "look for the two things that it does"

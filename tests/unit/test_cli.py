@@ -75,11 +75,9 @@ def test_each_error_has_its_exit_code_and_one_line(
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:
-    monkeypatch.delenv("SECUREINFER_DEBUG", raising=False)
     failing(monkeypatch, RuntimeError("boom"))
     assert cli.run(["--debug", "plan", "x.si"]) == 1
     assert "Traceback" in capsys.readouterr().err
-    monkeypatch.delenv("SECUREINFER_DEBUG", raising=False)
 
 
 def test_an_error_under_json_is_json(monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:
