@@ -74,6 +74,7 @@ def one_step(
     output_bound: float | None = None,
     parties: int = 2,
     precision: int = 16,
+    private: bool = False,
 ) -> tuple[MiniProgram, dict[str, torch.Tensor], Step]:
     """A program of one kernel step. Shared operands come in as data-owner inputs and are shared by an `add` of zero."""
     edges: dict[str, Edge] = {}
@@ -83,6 +84,9 @@ def one_step(
         constants[zero] = torch.zeros((), dtype=getattr(torch, dtype))
         edges[zero] = Edge(zero, (), dtype, Visibility.PUBLIC, None, scale=scale)
     for i, operand in enumerate(operands):
+        if any(operand is earlier for earlier in operands[:i]):  # one edge, twice
+            names.append(names[next(j for j, o in enumerate(operands) if o is operand)])
+            continue
         dtype = dtype_name(operand.value)
         scale = precision if dtype == "float32" else 0
         name, shape = f"x{i}", tuple(operand.value.shape)
@@ -111,8 +115,9 @@ def one_step(
                 )
         names.append(name)
     out_scale = precision if output_dtype == "float32" else 0
+    visibility, owner = (Visibility.PRIVATE, "data_owner") if private else (Visibility.SHARED, None)
     edges["y"] = Edge(
-        "y", tuple(output_shape), output_dtype, Visibility.SHARED, scale=out_scale, bound=output_bound
+        "y", tuple(output_shape), output_dtype, visibility, owner, scale=out_scale, bound=output_bound
     )
     node = Node("y", op, tuple(names), ("y",), dict(attrs))
     options = {"precision_bits": precision}

@@ -609,26 +609,31 @@ def _norm_cost(c: StepContext) -> Cost:
     p, f = c.parties, _precision(c)
     rows, width = _norm_rows(c)
     n = rows * width
-    lowest, highest = ranges.variance_range(f, width)
+    guard = ranges.norm_guard(f, width, c.inputs[0])
+    lowest, highest = ranges.variance_range(f + guard, width)
+    has_weight = bool(c.node.attrs["has_weight"])
     total = (
-        truncation(p, rows, 24)  # the mean
+        truncation(p, rows, 24 - guard)  # the mean
         + square(p, n)
         + normalised(p, rows, lowest, highest)
         + series_value(p, rows, TERMS["unit"], SERIES_BITS - INVERSE_SCALE)
         + product(p, rows, rows, rows)
         + truncation(p, rows, INVERSE_SCALE)
         + product(p, n, rows, n)
-        + truncation(p, n, INVERSE_SCALE)
+        + truncation(p, n, INVERSE_SCALE + guard - (4 if has_weight else 0))
     )
-    if c.node.attrs["has_weight"]:
+    if has_weight:
         gain = c.inputs[1]
-        total = total + (Cost() if _public(gain) else fixed_product(p, n, n, gain)) + truncation(p, n, f)
+        total = total + (Cost() if _public(gain) else fixed_product(p, n, n, gain)) + truncation(p, n, f + 4)
     return total
 
 
 def _norm_error(c: StepContext) -> float:
+    """For rows whose standard deviation is at least 2**-6; below it grows as 1/sigma."""
+    rows, width = _norm_rows(c)
+    guard = ranges.norm_guard(_precision(c), width, c.inputs[0])
     gain = _bound(c.inputs[1]) if c.node.attrs["has_weight"] else 1.0
-    return _unit(c) * (4 + 6 * gain)
+    return _unit(c) * (2 + gain * (2.0 ** (7 - guard) + math.sqrt(width)))
 
 
 _row("layer_norm", "layer_norm.series", _norm_accepts, _norm_cost, _norm_error, _NORMALISED)

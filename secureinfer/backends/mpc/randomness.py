@@ -75,7 +75,9 @@ class Stream:
     ) -> torch.Tensor:
         """Uniform integers over the whole range of dtype (int64, int32, int16 or uint8)."""
         count = math.prod(shape)
-        raw: np.ndarray[Any, Any] = np.frombuffer(self.read(count * dtype.itemsize), dtype=_DTYPES[dtype], count=count)
+        raw: np.ndarray[Any, Any] = np.frombuffer(
+            self.read(count * dtype.itemsize), dtype=_DTYPES[dtype], count=count
+        )
         return torch.from_numpy(raw).reshape(tuple(shape)).to(device)
 
 

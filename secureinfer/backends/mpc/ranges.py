@@ -43,13 +43,21 @@ def tournament(n: int) -> list[int]:
     return pairs
 
 
-def variance_range(precision: int, width: int) -> tuple[int, int]:
-    """(lowest, highest) exponent of the sum of squares of a layer norm, at 2 * precision fraction bits.
+def norm_guard(precision: int, width: int, operand: Edge) -> int:
+    """Extra fraction bits of a layer norm's centred values, at most 6: what the sum of their squares leaves below 2**60.
+
+    They matter where a row's spread is small: an error of one unit in the mean is 1/sigma units in the result.
+    """
+    room = 59 - log2_ceil(width) - 2 * bound_bits(operand, 6)
+    return max(0, min(6, room // 2 - precision))
+
+
+def variance_range(scale: int, width: int) -> tuple[int, int]:
+    """(lowest, highest) exponent of the sum of squares of a layer norm whose centred values have `scale` fraction bits.
 
     At the lowest 1/sigma is 2**13 (sigma about 1e-4); the highest leaves room for the product with the normaliser.
     """
-    lowest = max(1, 2 * precision + log2_ceil(width) - 26)
-    return lowest, 55
+    return max(1, 2 * scale + log2_ceil(width) - 26), 59
 
 
 def magnitude_range(scale: int, edge: Edge) -> tuple[int, int]:

@@ -21,22 +21,25 @@ def _layer_norm(call: StepCall) -> Values:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last dimensions.
 
     The sum of squares stays at twice the scale, untruncated, so that small variances keep their bits.
-    sigma below about 1e-4 counts as 1e-4: such rows are constant to the precision of the inputs.
+    A row with sigma below about 1e-4 is constant to the precision of its inputs and gives its bias.
     """
     party, f, x = call.party, call.scale, call.share(0)
     width = math.prod(call.attr("normalized_shape"))
     rows = x.tensor.reshape(-1, width)
+    guard = ranges.norm_guard(f, width, call.operands[0].edge)
+    scale = x.scale + guard
     total = rows.sum(-1) * round((1 << _MEAN_BITS) / width)
-    centred = rows - protocols.truncate(party, total, _MEAN_BITS).unsqueeze(-1)
+    mean = protocols.truncate(party, total, _MEAN_BITS - guard)
+    centred = (rows << guard) - mean.unsqueeze(-1)
     squares = squared(centred).sum(-1)
-    lowest, highest = ranges.variance_range(f, width)
+    lowest, highest = ranges.variance_range(scale, width)
     if party.first:
-        epsilon = round(float(call.attr("eps")) * width * 2.0 ** (2 * x.scale))
+        epsilon = round(float(call.attr("eps")) * width * 2.0 ** (2 * scale))
         squares = squares + max(epsilon, 1)
     n = Normalised(party, squares, lowest, highest)
     # 1/sigma = sqrt(width) 2**scale X**(-1/2) with X = u 2**j
     powers = [
-        round(math.sqrt(width) * 2.0 ** (x.scale - j / 2 + INVERSE_SCALE)) for j in range(lowest, highest + 1)
+        round(math.sqrt(width) * 2.0 ** (scale - j / 2 + INVERSE_SCALE)) for j in range(lowest, highest + 1)
     ]
     inverse = multiply(n.function(series.INVERSE_SQRT, INVERSE_SCALE), n.weighted(powers))
     inverse = protocols.truncate(party, inverse, INVERSE_SCALE)
@@ -44,14 +47,13 @@ def _layer_norm(call: StepCall) -> Values:
     has_weight, has_bias = call.attr("has_weight"), call.attr("has_bias")
     # Four more bits before the gain, where one follows: its truncation then is the one that counts.
     kept = f + 4 if has_weight else f
-    value = Share(protocols.truncate(party, normal, x.scale + INVERSE_SCALE - kept), kept)
+    value = Share(protocols.truncate(party, normal, scale + INVERSE_SCALE - kept), kept)
     shape = call.outputs[0].shape
     tensor = value.tensor.reshape(shape)
+    scale = f
     if has_weight:
         tensor = _gain(call, tensor, call.operands[1])
         scale = kept + call.operands[1].edge.scale
-    else:
-        scale = f
     if has_bias:
         bias = call.operands[2 if has_weight else 1]
         zero = torch.zeros(bias.edge.shape, dtype=torch.int64, device=tensor.device)

@@ -1,0 +1,98 @@
+"""Every kernel of the MPC catalog against float64, and against the cost and error that its row declares."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from secureinfer.backends.mpc import kernels
+from secureinfer.backends.mpc.catalog import CATALOG
+from secureinfer.graph.ir import Visibility
+from secureinfer.plan.spec import longest_chain, step_context
+
+from .cases import CASES, Case
+from .harness import one_step, run
+
+EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "4"))
+FRAME = ("begin", "reveal")
+
+
+def test_every_row_has_code_and_every_code_a_row() -> None:
+    import secureinfer.backends.mpc.engine  # noqa: F401  (binds)
+
+    assert kernels.bound() == frozenset(CATALOG.specs)
+
+
+def test_every_row_has_a_case() -> None:
+    assert frozenset(CASES) | frozenset(FRAME) == frozenset(CATALOG.specs)
+
+
+def test_code_without_a_row_cannot_be_bound() -> None:
+    with pytest.raises(ValueError, match="no row"):
+        kernels.kernel("gelu.invented")
+
+
+def test_two_codes_cannot_be_bound_to_one_row() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        kernels.kernel("gelu.series")
+
+
+def check(kernel: str, case: Case, parties: int) -> None:
+    """Value within the declared error; rounds, bytes and dealt bytes exactly as declared."""
+    expected = case.expected()
+    program, inputs, step = one_step(
+        case.op,
+        case.operands,
+        case.attrs,
+        expected.shape,
+        kernel=kernel,
+        output_dtype=case.output_dtype,
+        output_bound=case.output_bound,
+        parties=parties,
+        private=kernel.startswith("private."),
+    )
+    context = step_context(program.graph, step.node, parties, program.options)
+    measured = run(program, inputs, parties=parties, step=step.index)
+    got = measured.outputs["y"]
+    assert got.shape == expected.shape
+    shown = "r" if program.graph.edge("y").visibility is Visibility.SHARED else ""
+    declared = (
+        longest_chain(step.cost.messages + shown, parties),
+        step.cost.bytes,
+        step.cost.dealt_bytes,
+        step.cost.setup_bytes + setup_of_seeds(parties),
+    )
+    assert (measured.rounds, measured.bytes, measured.dealt_bytes, measured.setup_bytes) == declared
+    if expected.numel():
+        bound = CATALOG.specs[kernel].error_bound(context)
+        # The output comes back as the model's float32, which rounds once more.
+        rounding = expected.double().abs() * 2.0**-23
+        error = (got.double() - expected.double()).abs() - rounding
+        assert float(error.max()) <= bound, f"{kernel}: error {float(error.max())} above {bound}"
+
+
+def setup_of_seeds(parties: int) -> int:
+    begin = CATALOG.specs["begin"]
+    from secureinfer.graph.ir import Node
+    from secureinfer.plan.spec import StepContext
+
+    return begin.cost(StepContext(Node("begin", "begin", (), ()), (), (), parties, {})).setup_bytes
+
+
+@pytest.mark.parametrize("kernel", sorted(CASES))
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
+@given(data=st.data())
+def test_kernel_holds_to_its_row(kernel: str, data: st.DataObject) -> None:
+    torch.manual_seed(0)
+    parties = data.draw(st.sampled_from([2, 2, 3]))
+    check(kernel, CASES[kernel](data.draw), parties)
