@@ -283,7 +283,7 @@ def _call(draft: Draft, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
     if random and operator not in aten.ATEN:
         reason = "it draws random numbers"
     elif operator in aten.ATEN and isinstance(first, torch.Tensor):
-        call = aten.Call(draft, tuple(first.shape), first.dtype)
+        call = aten.Call(draft, _shape(node, first), first.dtype)
         try:
             return aten.ATEN[operator](call, *args, **_plain(kwargs))
         except aten.Unsupported as error:
@@ -293,12 +293,21 @@ def _call(draft: Draft, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
             reason = f"this form of the call is not supported ({type(error).__name__}: {error})"
     results = meta if isinstance(meta, list | tuple) else [meta]
     shaped = [
-        draft.unsupported(values, tuple(r.shape), r.dtype, reason) if isinstance(r, torch.Tensor) else None
+        draft.unsupported(values, _shape(node, r), r.dtype, reason) if isinstance(r, torch.Tensor) else None
         for r in results
     ]
     if not any(shaped):
         raise UnsupportedModelError([UnsupportedNode(node.name, str(node.target), draft.path, reason)])
     return shaped if isinstance(meta, list | tuple) else shaped[0]
+
+
+def _shape(node: torch.fx.Node, result: torch.Tensor) -> tuple[int, ...]:
+    if all(isinstance(n, int) for n in result.shape):
+        return tuple(result.shape)
+    raise CompileError(
+        f"the shape of {node.name} ({node.target}) depends on values (of a boolean index, or of nonzero); shapes are "
+        "public and fixed in a private program: use torch.where, or an index of integers"
+    )
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
