@@ -108,7 +108,7 @@ _TWO_PI_20 = 6588397
 
 
 def rotation(angle: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of 2 pi angle / 2**bits as int64 with TRIG_BITS fraction bits; error below 2**-28 (two units).
+    """Cosine and sine of 2 pi angle / 2**bits as int64 with TRIG_BITS fraction bits; error below 2**-28 (four units).
 
     angle: int64, any value (taken modulo 2**bits); 13 <= bits <= 60. Integer arithmetic only.
     The angle is a table entry plus a rest below 2 pi / 4096, whose sine and cosine are two Taylor terms each.
