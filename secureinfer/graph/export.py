@@ -120,8 +120,8 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
     some."""
     modules = list(model.modules())
     before = [{k: list(v) if isinstance(v, list) else v for k, v in m.__dict__.items()} for m in modules]
-    registries = ("_parameters", "_buffers", "_modules")
-    inner = [{r: dict(getattr(m, r)) for r in registries} for m in modules]
+    # Parameters, buffers, submodules, and every kind of hook: tables that are changed in place.
+    inner = [{k: dict(v) for k, v in m.__dict__.items() if isinstance(v, dict)} for m in modules]
     try:
         for m in modules:
             m.__dict__["training"] = False
