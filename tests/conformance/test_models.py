@@ -163,11 +163,16 @@ def test_the_comparison_sees_a_planted_fault(
 def test_the_comparison_sees_a_wrong_truncation(
     program: Program, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted fault: truncation by local shifts, as CrypTen does it, which is wrong for large shares by 2**48."""
-    from secureinfer.backends.mpc import protocols
+    """Planted fault: the opened sum's wrap around the ring is not put back."""
+    from secureinfer.backends.mpc import protocols, ring
+    from secureinfer.backends.mpc.correlations import Truncation
 
     def local(p: Any, x: torch.Tensor, bits: int) -> torch.Tensor:
-        return x >> bits if bits else x
+        if bits == 0:
+            return x
+        parts = p.take(Truncation(tuple(x.shape), bits))
+        (c,) = p.open([x + parts["r"] + ((1 << 62) if p.first else 0)], "truncation")
+        return (ring.logical_shift(c, bits) - (1 << (62 - bits)) if p.first else 0) - parts["quotient"]
 
     monkeypatch.setattr(protocols, "truncate", local)
     assert not agrees(program, model)
