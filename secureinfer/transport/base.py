@@ -14,6 +14,9 @@ HEADER_BYTES = 64
 
 MAX_FRAME_BYTES = 1 << 34
 
+NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
+"""Names of parties."""
+
 OFFLINE_DEALT_HEADERS = 4
 """Frames without payload around the dealing of one inference: data owner to model owner and to dealer, model
 owner to dealer (so that the dealer sees both ask for one index), and model owner to data owner (ready).
@@ -45,6 +48,12 @@ class Counter:
     bytes_received: int = 0
     frames_sent: int = 0
     frames_received: int = 0
+
+    def add(self, other: Counter) -> None:
+        self.bytes_sent += other.bytes_sent
+        self.bytes_received += other.bytes_received
+        self.frames_sent += other.frames_sent
+        self.frames_received += other.frames_received
 
 
 @dataclass
@@ -107,14 +116,17 @@ class Link(ABC):
     def counters(self) -> dict[tuple[str, int, int], Counter]:
         """(phase, inference, step) -> Counter."""
 
+    def settle(self, phase: str, inference: int) -> dict[int, Counter]:
+        """Take the counters of a finished (phase, inference) out: step -> Counter. `total` still has them."""
+        counters = self.counters()
+        keys = [key for key in counters if key[:2] == (phase, inference)]
+        return {key[2]: counters.pop(key) for key in keys}
+
     def total(self) -> Counter:
         """The sum of all counters."""
         total = Counter()
         for counter in list(self.counters().values()):
-            total.bytes_sent += counter.bytes_sent
-            total.bytes_received += counter.bytes_received
-            total.frames_sent += counter.frames_sent
-            total.frames_received += counter.frames_received
+            total.add(counter)
         return total
 
     @abstractmethod

@@ -4,13 +4,23 @@ clock.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Iterable
 
-from ..errors import SecureInferError, WireError
-from .base import HEADER_BYTES, Address, Clock, Counter, Link
+from ..errors import PeerError, SecureInferError, WireError
+from .base import HEADER_BYTES, NAME_PATTERN, Address, Clock, Counter, Link
 from .wire import Buffer, ChunkReader, Header, flat, pack_header, unpack_header
+
+ERROR = Address("control", 0, 0, 1)
+"""A frame with which a peer ends the session and says why; it may come where any other is expected."""
+
+MAX_ERROR_BYTES = 1 << 16
+MAX_ERROR_TEXT = 2000
 
 
 class FramedLink(Link):
@@ -33,10 +43,11 @@ class FramedLink(Link):
         self._received = 0
         self._reader = ChunkReader(self._next_chunk)
         self._failure: SecureInferError | None = None
+        self._settled: list[Counter] = []
 
     @abstractmethod
     def _put(self, header: bytes, payload: memoryview) -> None:
-        """Queue one frame. Copies the payload. Raises PeerError."""
+        """Queue one frame. Copies the payload. Raises PeerError where nothing can be sent any more."""
 
     @abstractmethod
     def _next_chunk(self, deadline: float | None) -> Buffer:
@@ -53,7 +64,11 @@ class FramedLink(Link):
         return self._failure
 
     def send(self, address: Address, payload: Buffer = b"") -> None:
-        view = flat(payload)
+        if self._failure is not None:
+            raise self._failure
+        self._send(address, flat(payload))
+
+    def _send(self, address: Address, view: memoryview) -> None:
         with self._send_lock:
             lamport = self.clock.stamp(address.phase, address.inference)
             self._put(pack_header(self._session_id, address, self._sent, len(view), lamport), view)
@@ -65,6 +80,8 @@ class FramedLink(Link):
     def receive(self, address: Address, size: int | None = None) -> memoryview:
         deadline = time.monotonic() + self.deadline
         header = self._header(deadline)
+        if header.address == ERROR:
+            self._raise_peers_error(header)
         if header.address != address:
             raise self.fail(
                 WireError(f"{self.peer}: expected a frame for {address}, got one for {header.address}")
@@ -80,12 +97,47 @@ class FramedLink(Link):
     def receive_any(self, timeout: float | None = None) -> tuple[Address, memoryview]:
         deadline = None if timeout is None else time.monotonic() + timeout
         header = self._header(deadline)
+        if header.address == ERROR:
+            self._raise_peers_error(header)
         return header.address, self._payload(header, time.monotonic() + self.deadline, trusted=False)
 
     def counters(self) -> dict[tuple[str, int, int], Counter]:
         return self._counters
 
+    def settle(self, phase: str, inference: int) -> dict[int, Counter]:
+        taken = super().settle(phase, inference)
+        self._settled.extend(taken.values())
+        if len(self._settled) > 1024:
+            self._settled = [_sum(self._settled)]
+        return taken
+
+    def total(self) -> Counter:
+        return _sum([*self._settled, super().total()])
+
+    def send_error(self, error: SecureInferError) -> None:
+        """Tell the peer why this side ends the session: its public text only. Never raises."""
+        body = {"code": error.code, "text": error.for_peer, "detail": error.public_detail}
+        with contextlib.suppress(SecureInferError):
+            # Also where receiving failed: that peer should read why.
+            self._send(ERROR, memoryview(json.dumps(body).encode()))
+
+    def _raise_peers_error(self, header: Header) -> None:
+        """The peer ended the session and said why. Its text is shown; nothing else of it is trusted."""
+        if header.length > MAX_ERROR_BYTES:
+            raise self.fail(WireError(f"{self.peer}: an error frame of {header.length} bytes"))
+        try:
+            body = json.loads(bytes(self._payload(header, time.monotonic() + self.deadline, trusted=False)))
+            code, text, detail = (str(body[key])[:MAX_ERROR_TEXT] for key in ("code", "text", "detail"))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise self.fail(WireError(f"{self.peer}: an error frame that cannot be read")) from None
+        shown = "".join(c for c in text if c.isprintable())
+        if code == PeerError.code and re.fullmatch(NAME_PATTERN, detail):
+            raise self.fail(PeerError(detail, f"is gone, {self.peer} says"))
+        raise self.fail(PeerError(self.peer, f"ended the session: {shown}"))
+
     def _header(self, deadline: float | None) -> Header:
+        if self._failure is not None:
+            raise self._failure
         try:
             header = unpack_header(self._reader.read(HEADER_BYTES, deadline))
         except WireError as error:
@@ -113,3 +165,10 @@ class FramedLink(Link):
         if counter is None:
             counter = self._counters.setdefault(key, Counter())
         return counter
+
+
+def _sum(counters: Iterable[Counter]) -> Counter:
+    total = Counter()
+    for counter in counters:
+        total.add(counter)
+    return total

@@ -176,9 +176,8 @@ class GrpcLink(FramedLink):
         self._call.cancel()
 
     def _put(self, header: bytes, payload: memoryview) -> None:
-        failure = self._failure or self._ended
-        if failure is not None:
-            raise failure
+        if self._ended is not None or self._closed:
+            raise self._failure or self._ended or PeerError(self.peer, "the link is closed")
         first = MAX_SLICE_BYTES - len(header)
         slices = [header + payload[:first]]
         slices.extend(

@@ -68,8 +68,6 @@ class MemoryLink(FramedLink):
         self._into = into
 
     def _put(self, header: bytes, payload: memoryview) -> None:
-        if self._failure is not None:
-            raise self._failure
         frame = [header, bytes(payload)] if len(payload) else [header]
         if not self._out.put(frame, time.monotonic() + self.deadline):
             reason = "closed the link" if self._out.closed else f"took no data for {self.deadline} s"

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import AuthenticationError, SettingsError
+from .base import NAME_PATTERN
 
 ROLES = ("data_owner", "model_owner", "dealer")
-NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
 _NAME = re.compile(NAME_PATTERN)
 _URI = re.compile(rf"secureinfer://({'|'.join(ROLES)})/({NAME_PATTERN})")
 

@@ -1,0 +1,238 @@
+"""Settings of a party: frozen, validated, read from TOML; and every unsafe_* switch.
+
+Paths in a file are relative to it. Unknown keys are errors, and all faults of a file are told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from .errors import SettingsError
+
+Role = Literal["data_owner", "model_owner", "dealer"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+
+_MAX_FILE_BYTES = 1 << 20
+_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Tls(_Checked):
+    """Files in PEM: the authority that all parties share, this party's certificate, and its key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @field_validator("ca", "certificate", "key")
+    @classmethod
+    def _resolve(cls, path: Path, info: ValidationInfo) -> Path:
+        return _relative(path, info)
+
+
+class Peer(_Checked):
+    """A party that is dialled. name: as its certificate says. address: host:port of its control port."""
+
+    name: Name
+    address: str
+
+    @field_validator("address")
+    @classmethod
+    def _check(cls, address: str) -> str:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ValueError("must be host:port, such as dealer.example.org:7402")
+        return address
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+class Peers(_Checked):
+    """Whom this party dials: a data owner both, a model owner the dealer, a dealer nobody."""
+
+    model_owner: Peer | None = None
+    dealer: Peer | None = None
+
+
+class Listen(_Checked):
+    """Where a model owner or dealer listens.
+
+    bind: an address of this machine; 0.0.0.0 for all. port: control port. session_ports: "first-last", one
+    for each session at once; "0-0" lets the system choose. sessions: how many may run at once (each holds
+    about 300 MB).
+    """
+
+    bind: str = "127.0.0.1"
+    port: Port
+    session_ports: str = "0-0"
+    sessions: Annotated[int, Field(ge=1, le=1024)] = 4
+
+    @field_validator("session_ports")
+    @classmethod
+    def _check(cls, text: str) -> str:
+        match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+        if (
+            match is None
+            or not int(match[1]) <= int(match[2]) <= 65535
+            or (int(match[1]) == 0) != (text == "0-0")
+        ):
+            raise ValueError('must be "first-last", such as "7410-7419"')
+        return text
+
+    @property
+    def ports(self) -> range:
+        first, last = self.session_ports.split("-")
+        return range(int(first), int(last) + 1)
+
+
+class Accept(_Checked):
+    """Whose sessions a listening party takes, by the names in their certificates."""
+
+    data_owners: tuple[Name, ...] = ("data_owner",)
+    model_owners: tuple[Name, ...] = ("model_owner",)
+
+
+class Deadlines(_Checked):
+    """Seconds. Every wait has one, and the error past it names the peer.
+
+    connect: until a peer answers. start: for a session to stand, with every party's process loaded. step: for
+    one message of a running inference, the peer's computing included. idle: a session without a call.
+    keepalive: silence of a connection before it is tested, and again before it counts as dead; equal at all
+    parties.
+    """
+
+    connect: Seconds = 20.0
+    start: Seconds = 180.0
+    step: Seconds = 120.0
+    idle: Seconds = 3600.0
+    keepalive: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 20.0
+
+
+class Settings(_Checked):
+    """One party's settings.
+
+    name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
+    hold weights. threads: for computing, default half of the cores. queue_bytes: to send to one peer, before
+    a send waits.
+    """
+
+    role: Role
+    name: Name
+    program: Path
+    tls: Tls
+    peers: Peers = Peers()
+    listen: Listen | None = None
+    accept: Accept = Accept()
+    deadlines: Deadlines = Deadlines()
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    queue_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    unsafe_trusted_first_party: bool = False
+
+    @field_validator("program")
+    @classmethod
+    def _resolve(cls, path: Path, info: ValidationInfo) -> Path:
+        return _relative(path, info)
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Settings:
+        faults = []
+        if self.role == "data_owner":
+            if self.listen is not None:
+                faults.append("listen: a data owner only dials; remove this table")
+            if self.peers.model_owner is None:
+                faults.append("peers.model_owner: a data owner needs the model owner's name and address")
+        elif self.listen is None:
+            faults.append(f"listen: a {self.role} needs a port to listen on")
+        if self.role != "data_owner" and self.peers.model_owner is not None:
+            faults.append(f"peers.model_owner: a {self.role} does not dial it; remove this table")
+        if self.role == "dealer" and self.peers.dealer is not None:
+            faults.append("peers.dealer: a dealer dials nobody; remove this table")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads for one worker's computing."""
+        return self.threads or max(
+            1, len(os.sched_getaffinity(0)) // 2 if _LINUX else (os.cpu_count() or 2) // 2
+        )
+
+    @property
+    def unsafe(self) -> tuple[str, ...]:
+        """Names of the unsafe switches that are on."""
+        return ("unsafe_trusted_first_party",) if self.unsafe_trusted_first_party else ()
+
+
+_LINUX = hasattr(os, "sched_getaffinity")
+
+
+def load_settings(path: str | os.PathLike[str]) -> Settings:
+    """Read a party's TOML file. Raises SettingsError that lists every fault."""
+    file = Path(path)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise SettingsError(f"{file} is too large for a settings file")
+        data = tomllib.loads(raw.decode())
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{file} is not valid TOML: {error}") from None
+    return make_settings(data, folder=file.absolute().parent, source=str(file))
+
+
+def make_settings(
+    data: Mapping[str, Any], *, folder: Path | None = None, source: str = "settings"
+) -> Settings:
+    """Validate settings. folder: what relative paths start from. Raises SettingsError that lists every
+    fault.
+    """
+    try:
+        return Settings.model_validate(data, context={"folder": folder})
+    except ValidationError as error:
+        rows = "\n".join(
+            f"  {_describe(fault)}" for fault in error.errors(include_url=False, include_input=False)
+        )
+        raise SettingsError(f"{error.error_count()} fault(s) in {source}:\n{rows}") from None
+
+
+def _describe(fault: Any) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    text = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        text = "there is no such setting"
+    return f"{where}: {text}" if where else text
+
+
+def _relative(path: Path, info: ValidationInfo) -> Path:
+    folder = (info.context or {}).get("folder")
+    path = path.expanduser()
+    return path if folder is None else Path(folder) / path

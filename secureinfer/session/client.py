@@ -1,0 +1,193 @@
+"""Session: the caller's side. It holds no protocol state; its own party runs in a worker process too."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..config import Settings, load_settings
+from ..errors import PeerError, SecureInferError, SessionError, UsageError
+from ..graph.structure import flatten_inputs, unflatten_output
+from ..measure.figures import CallerTimings, PlannedStep, ProgramInfo
+from ..plan.program import Program
+from .inputs import check_inputs
+from .launch import Child
+from .tensors import pack, unpack
+
+if TYPE_CHECKING:
+    from ..measure.report import Report
+
+WORKER_MODULE = "secureinfer.session.worker"
+SIGN_OF_LIFE_SECONDS = 30.0
+
+
+class Session:
+    """Private inference on one program, with parties that are connected. Made by `local_session` and
+    `connect`.
+
+    Not for use by several threads at once. A refused input leaves it usable; after any other error it is
+    closed.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        settings: Settings,
+        *,
+        engine: str | None = None,
+        cleanup: Callable[[], None] | None = None,
+    ) -> None:
+        self.program = program
+        self._settings = settings
+        self._ready = 0
+        self._timings: dict[str, dict[int, float]] = {"offline": {}, "online": {}}
+        self._failed: SecureInferError | None = None
+        start = time.perf_counter()
+        self._worker = Child(
+            WORKER_MODULE,
+            settings.name,
+            {"settings": settings.model_dump(mode="json"), "engine": engine},
+            {"OMP_NUM_THREADS": str(settings.worker_threads)},
+        )
+        # Runs once: at close, when this object is collected, or when the interpreter ends.
+        self._finish = weakref.finalize(self, _finish, self._worker, cleanup)
+        try:
+            self._worker.receive(SIGN_OF_LIFE_SECONDS)
+        except BaseException:
+            self._finish()
+            raise
+        self._setup_ms = 1000 * (time.perf_counter() - start)
+
+    def prepare(self, n: int = 1) -> None:
+        """Make the correlated randomness of `n` inferences ahead of their inputs (the offline phase)."""
+        if type(n) is not int or n < 0:
+            raise UsageError(f"prepare takes how many inferences to prepare, got {n!r}")
+        for _ in range(n):
+            start = time.perf_counter()
+            body, _ = self._request({"op": "prepare"})
+            self._timings["offline"][int(body["index"])] = 1000 * (time.perf_counter() - start)
+            self._ready += 1
+
+    def infer(self, *inputs: Any, **named: Any) -> Any:
+        """The model's answer, in the model's own output structure.
+
+        Inputs as the model's forward takes them. Raises InputError or RangeError before anything is sent, and
+        then the session stays usable. Prepares, where nothing is prepared.
+        """
+        self._check_open()
+        tensors = check_inputs(
+            self.program.graph, flatten_inputs(self.program.graph.input_spec, inputs, named)
+        )
+        if not self._ready:
+            self.prepare()
+        start = time.perf_counter()
+        heads, blobs = pack(tensors)
+        self._ready -= 1
+        body, answer = self._request({"op": "infer", "inputs": heads}, list(blobs))
+        outputs = unpack(body["outputs"], answer)
+        missing = [name for name in self.program.graph.outputs if name not in outputs]
+        if missing:
+            raise SessionError(f"this party is not among those that get the outputs ({', '.join(missing)})")
+        result = unflatten_output(self.program.graph.output_spec, outputs)
+        self._timings["online"][int(body["index"])] = 1000 * (time.perf_counter() - start)
+        return result
+
+    def report(self) -> Report:
+        """What the session has cost so far, at every party."""
+        from ..measure.report import build_report
+
+        body, _ = self._request({"op": "report"})
+        timings = CallerTimings(self._setup_ms, dict(self._timings["offline"]), dict(self._timings["online"]))
+        return build_report(_program_info(self.program, self._settings), body["parties"], timings)
+
+    def close(self) -> None:
+        """End the session at every party. May be called twice."""
+        if self._failed is None:
+            self._failed = SessionError("the session is closed; open a new one")
+        self._finish()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._settings.name} {'open' if self._failed is None else 'closed'}>"
+
+    def _check_open(self) -> None:
+        if self._failed is not None:
+            raise SessionError(f"the session has ended: {self._failed}")
+
+    def _request(
+        self, body: dict[str, Any], blobs: list[Any] | None = None
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        self._check_open()
+        try:
+            return self._worker.request(body, blobs, timeout=SIGN_OF_LIFE_SECONDS)
+        except BaseException as error:
+            # Also an interrupt: the answer that is still to come would be taken for the next call's.
+            self._failed = (
+                error if isinstance(error, SecureInferError) else SessionError("a call was interrupted")
+            )
+            self._finish()
+            raise
+
+
+def connect(config: str | os.PathLike[str]) -> Session:
+    """Open a session with remote parties, as the data owner of a settings file.
+
+    Raises SettingsError, ProgramFileError, HandshakeError, AuthenticationError, or PeerError that names who
+    is missing.
+    """
+    settings = load_settings(Path(config))
+    if settings.role != "data_owner":
+        raise UsageError(f"{config} is a {settings.role}'s settings; only a data owner opens sessions")
+    return Session(Program.load(settings.program, allow_private=False), settings)
+
+
+def _finish(worker: Child, cleanup: Callable[[], None] | None) -> None:
+    try:
+        try:
+            worker.pipe.send({"op": "close"}, timeout=1.0)
+            worker.process.wait(5.0)
+        except (PeerError, OSError, TimeoutError):
+            pass
+        except Exception:
+            worker.kill()
+        worker.stop()
+    finally:
+        if cleanup is not None:
+            cleanup()
+
+
+def _program_info(program: Program, settings: Settings) -> ProgramInfo:
+    options = [k for k, v in program.options.items() if k.startswith("unsafe_") and v]
+    steps = tuple(
+        PlannedStep(
+            step.index,
+            step.node.path,
+            step.node.op,
+            step.kernel,
+            step.cost.rounds,
+            step.cost.bytes,
+            step.cost.dealt_bytes,
+        )
+        for step in program.plan.steps
+    )
+    return ProgramInfo(
+        manifest_digest=program.manifest_digest,
+        weights_digest=program.weights_digest,
+        backend=program.backend,
+        protocol=program.protocol,
+        unsafe=tuple(sorted({*options, *settings.unsafe})),
+        steps=steps,
+        setup_bytes=program.plan.totals.setup_bytes,
+    )

@@ -1,0 +1,134 @@
+"""Real parties on this machine: daemons and workers of their own, certificates, mutual TLS over loopback."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..config import Settings, make_settings
+from ..errors import ProgramFileError
+from ..plan.program import Program
+from ..transport.tls import Credentials, Identity, make_certificates
+from .client import Session
+from .launch import Child, stop_all
+
+DAEMON_MODULE = "secureinfer.session.daemon"
+NAMES = {"data_owner": "data_owner", "model_owner": "model_owner", "dealer": "dealer"}
+START_SECONDS = 60.0
+
+
+def local_session(
+    program: Program,
+    *,
+    timeout: float = 120.0,
+    threads: int | None = None,
+    unsafe_trusted_first_party: bool = False,
+) -> Session:
+    """A session between three parties on this machine, each a process of its own, over gRPC and mutual TLS.
+
+    program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
+    that one message may take, a peer's computing included. threads: for computing at each party, default half
+    of the cores. Everything, certificates included, lives in a temporary folder that goes with the session.
+    """
+    parties = LocalParties(program, timeout=timeout, threads=threads, unsafe=unsafe_trusted_first_party)
+    return parties.session()
+
+
+class LocalParties:
+    """The daemons of a local session and the data owner's settings. overrides, engine: for tests alone."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        timeout: float = 120.0,
+        threads: int | None = None,
+        unsafe: bool = False,
+        engine: str | None = None,
+        overrides: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        if program.is_public and program.graph.weights:
+            raise ProgramFileError(
+                "a local session needs the program with its weights, and this is the public part; load the private file"
+            )
+        self.program = program.public()
+        self.folder = Path(tempfile.mkdtemp(prefix="secureinfer-"))
+        self.daemons: dict[str, Child] = {}
+        self._engine = engine
+        self._closed = threading.Lock()
+        try:
+            self.certificates = make_certificates(
+                self.folder / "certs", {r: [n] for r, n in NAMES.items()}, keep_authority=False
+            )
+            files = {role: self.folder / role / "program.si" for role in NAMES}
+            for file in files.values():
+                file.parent.mkdir(mode=0o700)
+            program.save(files["model_owner"])
+            self.program.save(files["data_owner"])
+            self.program.save(files["dealer"])
+            common = {
+                "threads": threads,
+                "unsafe_trusted_first_party": unsafe,
+                "deadlines": {"step": timeout},
+            }
+            self._settings = {
+                role: {
+                    "role": role,
+                    "name": name,
+                    "program": str(files[role]),
+                    "tls": _tls(self.certificates[Identity(role, name)]),
+                    **common,
+                    **(overrides or {}).get(role, {}),
+                }
+                for role, name in NAMES.items()
+            }
+            self.ports = self._start()
+            peers = {
+                role: {"name": NAMES[role], "address": f"127.0.0.1:{port}"}
+                for role, port in self.ports.items()
+            }
+            self.settings: Settings = make_settings({"peers": peers, **self._settings["data_owner"]})
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> dict[str, int]:
+        for role in ("dealer", "model_owner"):
+            start = {"party": NAMES[role], "engine": self._engine, "folder": str(self.folder)}
+            self.daemons[role] = Child(DAEMON_MODULE, NAMES[role], start)
+        ports: dict[str, int] = {}
+        for role in ("dealer", "model_owner"):
+            settings: dict[str, Any] = {"listen": {"bind": "127.0.0.1", "port": 0}, **self._settings[role]}
+            if role == "model_owner" and "peers" not in settings:
+                dealer = {"name": NAMES["dealer"], "address": f"127.0.0.1:{ports['dealer']}"}
+                settings["peers"] = {"dealer": dealer}
+            make_settings(settings)
+            body, _ = self.daemons[role].request({"settings": settings}, timeout=START_SECONDS)
+            ports[role] = int(body["port"])
+        return ports
+
+    def session(self) -> Session:
+        """A session that ends these parties when it is closed."""
+        try:
+            return Session(self.program, self.settings, engine=self._engine, cleanup=self.close)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes and remove the folder. May be called twice."""
+        with self._closed:
+            stop_all(list(self.daemons.values()))
+            self.daemons.clear()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _tls(credentials: Credentials) -> dict[str, str]:
+    return {
+        "ca": str(credentials.ca),
+        "certificate": str(credentials.certificate),
+        "key": str(credentials.key),
+    }

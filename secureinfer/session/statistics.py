@@ -1,0 +1,89 @@
+"""What one party counts in a session, for each phase and inference, as JSON (checked by measure/stats.py)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..measure.memory import peak_memory_bytes
+from ..transport.base import Clock, Counter, Link
+
+MAX_RUNS = 4096
+MAX_DETAILED = 8
+"""Runs that are kept in each phase, and those of them with figures for each step besides the first (cold)
+one.
+"""
+
+
+class Statistics:
+    """Times, rounds and bytes of each run of a phase at this party."""
+
+    def __init__(self, party: str, role: str, links: Mapping[str, Link], clock: Clock, threads: int) -> None:
+        self._head = {"party": party, "role": role, "threads": threads}
+        self._links = links
+        self._clock = clock
+        self._runs: dict[str, deque[dict[str, Any]]] = {
+            phase: deque(maxlen=MAX_RUNS) for phase in ("setup", "offline", "online")
+        }
+
+    @contextmanager
+    def run(self, phase: str, inference: int, step_times: dict[int, float] | None = None) -> Iterator[None]:
+        """Measure one run. step_times: filled by the block, seconds by plan step. A run that fails is not
+        kept.
+        """
+        start, cpu = time.perf_counter(), time.process_time()
+        yield
+        latency, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+        counted = {peer: link.settle(phase, inference) for peer, link in self._links.items()}
+        runs = self._runs[phase]
+        if len(runs) > MAX_DETAILED:
+            runs[-MAX_DETAILED]["steps"] = {}
+        runs.append(
+            {
+                "inference": inference,
+                "latency_ms": 1000 * latency,
+                "rounds": self._clock.counts.pop((phase, inference), 0),
+                "cpu_seconds": cpu_seconds,
+                "peak_memory_bytes": peak_memory_bytes(),
+                "links": {peer: _link(steps) for peer, steps in counted.items()},
+                "steps": _steps(counted, step_times or {}),
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self._head,
+            "phases": {phase: list(runs) for phase, runs in self._runs.items()},
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+
+
+def _link(steps: Mapping[int, Counter]) -> dict[str, int]:
+    total = Counter()
+    for counter in steps.values():
+        total.add(counter)
+    return {
+        "bytes_sent": total.bytes_sent,
+        "bytes_received": total.bytes_received,
+        "frames_sent": total.frames_sent,
+        "frames_received": total.frames_received,
+    }
+
+
+def _steps(counted: Mapping[str, Mapping[int, Counter]], times: Mapping[int, float]) -> dict[str, Any]:
+    totals: dict[int, Counter] = {step: Counter() for step in times}
+    for steps in counted.values():
+        for step, counter in steps.items():
+            totals.setdefault(step, Counter()).add(counter)
+    return {
+        str(step): {
+            "latency_ms": 1000 * times[step] if step in times else None,
+            "bytes_sent": total.bytes_sent,
+            "bytes_received": total.bytes_received,
+            "rounds": None,
+        }
+        for step, total in sorted(totals.items())
+    }

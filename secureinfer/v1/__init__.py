@@ -1,0 +1,1 @@
+"""Generated from protos/secureinfer/v1: `python protos/generate.py`."""
