@@ -297,10 +297,13 @@ def _check_specs(graph: Graph) -> None:
     ):
         raise Fault("its input structure is not one")
     _names(spec["positional"])
-    for name, tree in spec["parameters"].items():
-        _name(name)
-        check_tree(tree, graph.inputs)
-    check_tree(graph.output_spec, graph.outputs)
+    try:
+        for name, tree in spec["parameters"].items():
+            _name(name)
+            check_tree(tree, graph.inputs)
+        check_tree(graph.output_spec, graph.outputs)
+    except ValueError as error:
+        raise Fault(str(error)) from error
 
 
 def _read_plan(raw: Any, graph: Graph) -> Plan:
