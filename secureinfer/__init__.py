@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import compile as compile
+    from .api import connect as connect
+    from .api import local_session as local_session
     from .errors import AuthenticationError as AuthenticationError
     from .errors import CompileError as CompileError
     from .errors import CorrelationError as CorrelationError
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from .errors import UnsupportedModelError as UnsupportedModelError
     from .errors import UsageError as UsageError
     from .errors import WireError as WireError
+    from .measure.report import Report as Report
     from .plan.program import Program as Program
+    from .session.client import Session as Session
 
 _ERRORS = (
     "SecureInferError", "UsageError", "SettingsError", "InputError", "RangeError", "CompileError",
@@ -39,7 +43,7 @@ _HOMES = {
     "Program": "plan.program",
     "local_session": "api",
     "connect": "api",
-    "Session": "api",
+    "Session": "session.client",
     "Report": "measure.report",
     **dict.fromkeys(_ERRORS, "errors"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from .plan.spec import Registry
+    from .session.client import Session
 
 BACKENDS = ("mpc", "plaintext")
 PROTOCOLS = {"mpc": ("crypten",), "plaintext": ("crypten",)}
@@ -70,6 +72,23 @@ def compile(
     return Program(
         graph, plan, backend=backend, protocol=protocol, options=options, constants=constants, weights=weights
     )
+
+
+def local_session(program: Program, *, timeout: float = 120.0, threads: int | None = None) -> Session:
+    """Three real parties on this machine, over gRPC and mutual TLS, as a session to call: see session/local.py.
+
+    timeout: seconds that one message may take. threads: for computing at each party, default half of the cores.
+    """
+    from .session.local import local_session as start
+
+    return start(program, timeout=timeout, threads=threads)
+
+
+def connect(config: str | os.PathLike[str]) -> Session:
+    """A session with remote parties, from a data owner's settings file: see session/client.py."""
+    from .session.client import connect as start
+
+    return start(config)
 
 
 def _catalog(backend: str, protocol: str) -> Registry:
