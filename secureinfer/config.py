@@ -161,20 +161,9 @@ class Settings(_Checked):
 
     @model_validator(mode="after")
     def _fits_role(self) -> Settings:
-        faults = []
-        if self.role == "data_owner":
-            if self.listen is not None:
-                faults.append("listen: a data owner only dials; remove this table")
-            if self.peers.model_owner is None:
-                faults.append("peers.model_owner: a data owner needs the model owner's name and address")
-        elif self.listen is None:
-            faults.append(f"listen: a {self.role} needs a port to listen on")
-        if self.role != "data_owner" and self.peers.model_owner is not None:
-            faults.append(f"peers.model_owner: a {self.role} does not dial it; remove this table")
-        if self.role == "dealer" and self.peers.dealer is not None:
-            faults.append("peers.dealer: a dealer dials nobody; remove this table")
-        if faults:
-            raise ValueError("; ".join(faults))
+        present = {name for name in ("model_owner", "dealer") if getattr(self.peers, name) is not None}
+        if faults := _role_faults(self.role, self.listen is not None, present):
+            raise ValueError("\n  ".join(faults))
         return self
 
     @property
@@ -218,10 +207,15 @@ def make_settings(
     try:
         return Settings.model_validate(data, context={"folder": folder})
     except ValidationError as error:
-        rows = "\n".join(
-            f"  {_describe(fault)}" for fault in error.errors(include_url=False, include_input=False)
-        )
-        raise SettingsError(f"{error.error_count()} fault(s) in {source}:\n{rows}") from None
+        found = error.errors(include_url=False, include_input=False)
+        rows = [row for fault in found for row in _describe(fault).split("\n  ")]
+        if any(fault["loc"] for fault in found):
+            # Faults between fields are looked for only where each field is right: look here too.
+            peers = data.get("peers")
+            present = set(peers) if isinstance(peers, Mapping) else set()
+            rows += _role_faults(data.get("role"), "listen" in data, present)
+        text = "\n".join(f"  {row}" for row in rows)
+        raise SettingsError(f"{len(rows)} fault(s) in {source}:\n{text}") from None
 
 
 def _describe(fault: Any) -> str:
@@ -230,6 +224,24 @@ def _describe(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         text = "there is no such setting"
     return f"{where}: {text}" if where else text
+
+
+def _role_faults(role: object, listens: bool, peers: set[str]) -> list[str]:
+    """What does not go with a role."""
+    faults = []
+    if role == "data_owner":
+        if listens:
+            faults.append("listen: a data owner only dials; remove this table")
+        if "model_owner" not in peers:
+            faults.append("peers.model_owner: a data owner needs the model owner's name and address")
+    elif role in ("model_owner", "dealer"):
+        if not listens:
+            faults.append(f"listen: a {role} needs a port to listen on")
+        if "model_owner" in peers:
+            faults.append(f"peers.model_owner: a {role} does not dial it; remove this table")
+        if role == "dealer" and "dealer" in peers:
+            faults.append("peers.dealer: a dealer dials nobody; remove this table")
+    return faults
 
 
 def _relative(path: Path, info: ValidationInfo) -> Path:
