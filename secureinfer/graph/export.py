@@ -58,8 +58,8 @@ def export_graph(
     canonical form, SettingsError for owners that do not exist.
     """
     check_module(model)
-    kwargs = dict(example_kwargs or {})
-    args = tuple(example_inputs)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    args, kwargs = _distinct(tuple(example_inputs), dict(example_kwargs or {}))
     positional, named = name_arguments(model.forward, args, kwargs)
     with _evaluation(model):
         program = _trace(model, args, kwargs)
@@ -67,8 +67,6 @@ def export_graph(
     names: dict[int, str] = {}
 
     def edge_of(tensor: torch.Tensor, path: str) -> str:
-        if id(tensor) in names:
-            raise CompileError(f"inputs {names[id(tensor)]!r} and {path!r} are one tensor; give two")
         names[id(tensor)] = path
         return path
 
@@ -98,8 +96,25 @@ def export_graph(
     return graph, weights, constants
 
 
+def _distinct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with a tensor of its own at each place, so that a tensor's identity names its input."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor = leaf.clone() if id(leaf) in seen else leaf
+        seen.add(id(tensor))
+        return tensor
+
+    result: tuple[tuple[Any, ...], dict[str, Any]] = torch.utils._pytree.tree_map(own, (args, kwargs))
+    return result
+
+
 def check_module(model: object) -> None:
     """Refuse what is no module, saying what to give instead (field report 6)."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CompileError("a scripted or traced module was given; give the module that it was made from")
     if isinstance(model, torch.nn.Module):
         return
     came = type(model).__name__

@@ -56,7 +56,25 @@ def with_ranges(
         raise CompileError(f"values are not finite on example or calibration inputs at {where}")
     fixed = {*graph.weights, *graph.constants}
     edges = {name: _bounded(edge, greatest.get(name), name in fixed) for name, edge in graph.edges.items()}
+    for name, rows in _rows_behind(graph).items():
+        edges[name] = dataclasses.replace(edges[name], bound=power_of_two(max(rows - 1, 1)))
     return dataclasses.replace(graph, edges=MappingProxyType(edges))
+
+
+_MOVES = ("reshape", "permute", "expand", "slice", "select", "cat", "flip")
+
+
+def _rows_behind(graph: Graph) -> dict[str, int]:
+    """Edges that only select rows of tables -> rows of the largest: any row may come, whatever the examples picked."""
+    rows: dict[str, int] = {}
+    for node in reversed(graph.nodes):
+        if node.op == "embedding":
+            ids, table = node.inputs
+            rows[ids] = max(rows.get(ids, 0), graph.edge(table).shape[0])
+        elif node.op in _MOVES and node.outputs[0] in rows:
+            for name in node.inputs:
+                rows[name] = max(rows.get(name, 0), rows[node.outputs[0]])
+    return {name: n for name, n in rows.items() if not graph.edge(name).dtype.startswith("float")}
 
 
 def _greatest(t: torch.Tensor) -> float:

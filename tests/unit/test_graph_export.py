@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,6 @@ def test_values_that_are_not_finite_are_refused_by_place() -> None:
 def test_examples_given_twice_or_too_many_are_refused() -> None:
     assert "twice" in refusal(nn.Linear(4, 2), X, example_kwargs={"input": X})
     assert "positional" in refusal(nn.Linear(4, 2), X, X)
-    assert "one tensor" in refusal(Model(lambda self, x, y: x + y), X, X)
 
 
 def test_weights_belong_to_the_model_owner_and_inputs_to_the_data_owner() -> None:
@@ -202,6 +202,34 @@ def test_owners_that_cannot_be_are_refused(owners: Any, reveal_to: Any, names: s
 def test_the_only_data_owner_may_have_any_name_and_gets_the_output() -> None:
     graph, _, _ = export_graph(nn.Linear(4, 2), (X,), owners={"input": "clinic"})
     assert graph.reveal_to == ("clinic",)
+
+
+def test_one_tensor_given_twice_makes_two_inputs() -> None:
+    exported = Exported(Model(lambda self, x, y: x - 2 * y), X, X)
+    assert exported.graph.inputs == ("x", "y")
+    assert error(X - 2 * (X + 1), exported(X, X + 1)) < 1e-6
+
+
+def test_a_compiled_module_is_taken_and_a_scripted_one_refused() -> None:
+    assert set(Exported(torch.compile(nn.Linear(4, 2)), X).weights) == {"weight", "bias"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(nn.Linear(4, 2), X)
+    assert "scripted" in refusal(traced, X)
+
+
+def test_ids_may_be_any_row_of_their_table_whatever_the_examples_were() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(30_522, 2)
+
+        def forward(self, ids: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return self.rows(ids[:, 1:]) * other[0, 0]
+
+    graph, _, _ = export_graph(Table(), (torch.tensor([[1, 2]]), torch.tensor([[1, 2]])))
+    assert graph.edge("ids").bound == 32_768
+    assert graph.edge("other").bound == 32
 
 
 def test_bounds_have_head_room_and_are_powers_of_two() -> None:
