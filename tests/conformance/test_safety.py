@@ -205,7 +205,9 @@ def test_a_mask_from_a_short_interval_is_seen(program: Program, monkeypatch: pyt
     """Planted fault: masks of 40 bits hide values statistically, yet their differences are small."""
     tensor = Stream.tensor
 
-    def short(self: Stream, shape: Any, dtype: torch.dtype = torch.int64, device: Any = "cpu") -> torch.Tensor:
+    def short(
+        self: Stream, shape: Any, dtype: torch.dtype = torch.int64, device: Any = "cpu"
+    ) -> torch.Tensor:
         words = tensor(self, shape, dtype, device)
         return words >> 24 if dtype == torch.int64 else words
 

@@ -79,6 +79,22 @@ def _secret(c: StepContext) -> str | None:
     return None if _shared(c.outputs[0]) else "the result is not shared"
 
 
+def _fits(c: StepContext) -> str | None:
+    """A product carries twice the fraction bits; with them its bound must stay below 2**62, or it would wrap in silence."""
+    edge, f = c.outputs[0], _precision(c)
+    if edge.bound is not None and edge.scale and edge.bound * 2.0 ** (2 * f) > 2.0**62:
+        fitting = int(62 - math.log2(edge.bound)) // 2
+        return (
+            f"values up to {edge.bound:.3g} (with head-room) do not fit into 64 bits beside {2 * f} fraction bits; "
+            + (f"compile with precision_bits={fitting}" if fitting >= 8 else "scale the model's values down")
+        )
+    return None
+
+
+def _secret_product(c: StepContext) -> str | None:
+    return _secret(c) or _fits(c)
+
+
 def _is_float(c: StepContext) -> str | None:
     if not c.inputs[0].dtype.startswith("float"):
         return f"the operand is {c.inputs[0].dtype}; this kernel takes floats"
@@ -174,7 +190,7 @@ def _bits_cut(c: StepContext) -> int:
 
 
 def _has_public(c: StepContext) -> str | None:
-    return _secret(c) or (None if any(_public(e) for e in c.inputs[:2]) else "no operand is public")
+    return _secret_product(c) or (None if any(_public(e) for e in c.inputs[:2]) else "no operand is public")
 
 
 def _times_public(c: StepContext) -> Cost:
@@ -190,7 +206,7 @@ def _constant_error(c: StepContext) -> float:
 
 
 def _has_weight(c: StepContext) -> str | None:
-    if reason := _secret(c):
+    if reason := _secret_product(c):
         return reason
     kinds = [_weight(e) for e in c.inputs[:2]]
     return None if any(kinds) else "no operand is a weight of the model owner"
@@ -202,7 +218,7 @@ def _times_weight(c: StepContext) -> Cost:
 
 
 def _is_square(c: StepContext) -> str | None:
-    return _secret(c) or (None if c.node.inputs[0] == c.node.inputs[1] else "the operands differ")
+    return _secret_product(c) or (None if c.node.inputs[0] == c.node.inputs[1] else "the operands differ")
 
 
 def _square_cost(c: StepContext) -> Cost:
@@ -219,7 +235,7 @@ _FIXED = "PROTOCOLS: linear layer, weights known to S, for any number of parties
 _row("mul", "mul.public", _has_public, _times_public, _constant_error, "local product, exact truncation")
 _row("mul", "mul.weight", _has_weight, _times_weight, _one_unit, _FIXED)
 _row("mul", "mul.square", _is_square, _square_cost, _one_unit, "Beaver square, exact truncation")
-_row("mul", "mul.beaver", _secret, _beaver_cost, _one_unit, _BEAVER)
+_row("mul", "mul.beaver", _secret_product, _beaver_cost, _one_unit, _BEAVER)
 
 
 def _divisor_public(c: StepContext) -> str | None:
@@ -340,7 +356,7 @@ _row(
 def _power(c: StepContext) -> str | None:
     if c.node.attrs["exponent"] not in (2, 3, 4):
         return f"exponent {c.node.attrs['exponent']} is not one of 2, 3, 4"
-    return _is_float(c)
+    return _is_float(c) or _fits(c)
 
 
 def _power_cost(c: StepContext) -> Cost:
@@ -472,7 +488,7 @@ _row("matmul", "matmul.public", _has_public, lambda c: truncation(c.parties, _n(
 def _matmul_weight(c: StepContext) -> str | None:
     if not _weight(c.inputs[1]):
         return "the right operand is not a weight of the model owner"
-    return _secret(c)
+    return _secret_product(c)
 
 
 def _matmul_weight_cost(c: StepContext) -> Cost:
@@ -482,17 +498,17 @@ def _matmul_weight_cost(c: StepContext) -> Cost:
 
 
 _row("matmul", "matmul.weight", _matmul_weight, _matmul_weight_cost, _one_unit, _FIXED)
-_row("matmul", "matmul.beaver", _secret, _beaver_cost, _one_unit, _BEAVER)
+_row("matmul", "matmul.beaver", _secret_product, _beaver_cost, _one_unit, _BEAVER)
 
 
 def _operator_public(c: StepContext) -> str | None:
-    return _secret(c) or (None if _public(c.inputs[1]) else "the weight is not public")
+    return _secret_product(c) or (None if _public(c.inputs[1]) else "the weight is not public")
 
 
 _row("linear", "linear.weight", _matmul_weight, _matmul_weight_cost, _one_unit, _FIXED)
 _row("linear", "linear.public", _operator_public, lambda c: truncation(c.parties, _n(c), _bits_cut(c)),
      _one_unit, "local product, exact truncation")  # fmt: skip
-_row("linear", "linear.beaver", _secret, _beaver_cost, _one_unit, _BEAVER)
+_row("linear", "linear.beaver", _secret_product, _beaver_cost, _one_unit, _BEAVER)
 
 
 def _convolution(accepts: Accept) -> Accept:
@@ -511,7 +527,7 @@ _row(
 )
 _row("convolution", "convolution.public", _convolution(_operator_public),
      lambda c: truncation(c.parties, _n(c), _bits_cut(c)), _one_unit, "local product, exact truncation")  # fmt: skip
-_row("convolution", "convolution.beaver", _convolution(_secret), _beaver_cost, _one_unit, _BEAVER)
+_row("convolution", "convolution.beaver", _convolution(_secret_product), _beaver_cost, _one_unit, _BEAVER)
 
 
 def _private_ids(c: StepContext) -> str | None:
@@ -573,6 +589,9 @@ def _softmax_accepts(c: StepContext) -> str | None:
     rows, n = _row_shape(c)
     if not 1 <= n <= 1 << 13:
         return f"softmax over {n} values; 1 to 8192 are supported"
+    bound = c.inputs[0].bound
+    if c.node.op == "masked_softmax" and bound is not None and bound > ranges.MASKED_SCORE / 2:
+        return f"scores up to {bound:.3g} (with head-room) reach those of masked places"
     return _is_float(c)
 
 
