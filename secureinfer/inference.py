@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.markup import escape
+from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from . import api
 from .config import load_settings
@@ -86,9 +88,7 @@ def sentence_shape(graph: Graph) -> tuple[int, int]:
         e.dtype != "int64" or len(e.shape) != 2 or e.shape != edges[0].shape for e in edges
     ):
         takes = ", ".join(f"{e.name} {e.dtype}{list(e.shape)}" for e in edges)
-        raise InputError(
-            f"this program takes no sentences but {takes}; give it an .npz with those names"
-        )
+        raise InputError(f"this program takes no sentences but {takes}; give it an .npz with those names")
     return edges[0].shape[0], edges[0].shape[1]
 
 
@@ -101,23 +101,26 @@ def embeddings_of(output: Any) -> torch.Tensor:
     return tensors[0]
 
 
-def pair_table(sentences: list[str], secure: torch.Tensor, plaintext: torch.Tensor | None = None) -> Table:
-    """Each pair's similarity, the most similar first, beside plaintext's if that is given."""
+def pair_table(
+    sentences: list[str], secure: torch.Tensor, plaintext: torch.Tensor | None = None
+) -> RenderableType:
+    """The sentences with their numbers, then each pair's similarity, the most similar first.
+
+    plaintext: its figures and the differences stand beside, if it is given.
+    """
+    listed = Text("\n".join(f"{i + 1:3}  {sentence}" for i, sentence in enumerate(sentences)) + "\n")
+    columns = ["pair", "secure"] if plaintext is None else ["pair", "secure", "plaintext", "difference"]
     table = Table(
-        title="Similarity of each pair", title_justify="left", title_style="bold", header_style="bold"
+        title="Similarity of each pair", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
-    table.add_column("one")
-    table.add_column("other")
-    table.add_column("secure", justify="right")
-    if plaintext is not None:
-        table.add_column("plaintext", justify="right")
-        table.add_column("difference", justify="right")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     ordered = sorted(pairs(len(sentences)), key=lambda pair: -float(secure[pair]))
     for i, j in ordered[:MOST_PAIRS]:
-        row = [escape(sentences[i]), escape(sentences[j]), f"{float(secure[i, j]):.4f}"]
+        row = [f"{i + 1} and {j + 1}", f"{float(secure[i, j]):.4f}"]
         if plaintext is not None:
             row += [f"{float(plaintext[i, j]):.4f}", f"{float(secure[i, j] - plaintext[i, j]):+.1e}"]
         table.add_row(*row)
     if len(ordered) > MOST_PAIRS:
-        table.caption = f"the {MOST_PAIRS} most similar of {len(ordered)} pairs; --json has all"
-    return table
+        return Group(listed, table, Text(f"the {MOST_PAIRS} most similar of {len(ordered)}; --json has all"))
+    return Group(listed, table)

@@ -13,14 +13,17 @@ from rich.console import Console, RenderableType
 
 from .errors import SecureInferError, UnsupportedModelError
 
+PIPE_WIDTH = 200
+
 
 class Terminal:
     """One command's output. as_json: one JSON document on stdout and no progress."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        # A pipe has no width: take one that holds every table, and break no line of text.
+        self.out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self.err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -43,7 +46,7 @@ class Terminal:
             sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
             return
         for part in shown:
-            self.out.print(part, markup=False)
+            self.out.print(part, markup=False, soft_wrap=isinstance(part, str))
 
     def error(self, error: SecureInferError) -> None:
         if self.as_json:
@@ -51,9 +54,9 @@ class Terminal:
             if isinstance(error, UnsupportedModelError):
                 body["nodes"] = [vars(node) for node in error.nodes]
             sys.stdout.write(json.dumps({"error": body}, indent=2) + "\n")
-        self.err.print(f"error: {error}", markup=False, style="red")
+        self.err.print(f"error: {error}", markup=False, style="red", soft_wrap=True)
 
     def note(self, text: str) -> None:
         """A line for people that is no part of the answer."""
         if not self.as_json:
-            self.err.print(text, markup=False)
+            self.err.print(text, markup=False, soft_wrap=True)

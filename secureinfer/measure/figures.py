@@ -28,7 +28,8 @@ class PlannedStep:
 class ProgramInfo:
     """What ran. unsafe: names of the unsafe_* switches that are on. steps: the plan, in order.
 
-    setup_bytes: planned for a whole session; it is not a sum over steps, since steps share what is sent once.
+    rounds: planned for an inference; less than the sum over steps, since messages of two steps overlap.
+    setup_bytes: planned for a session; no sum over steps either, since steps share what is sent once.
     """
 
     manifest_digest: str
@@ -37,12 +38,13 @@ class ProgramInfo:
     protocol: str
     unsafe: tuple[str, ...] = ()
     steps: tuple[PlannedStep, ...] = ()
+    rounds: int | None = None
     setup_bytes: int | None = None
 
     @property
     def planned(self) -> dict[str, int | None]:
         return {
-            "rounds": sum(s.rounds for s in self.steps),
+            "rounds": self.rounds,
             "bytes": sum(s.bytes for s in self.steps),
             "dealt_bytes": sum(s.dealt_bytes for s in self.steps),
             "setup_bytes": self.setup_bytes,

@@ -39,8 +39,8 @@ def summarise(values_ms: Sequence[float]) -> LatencySummary:
 
 def time_calls(
     call: Callable[[], object], *, warmup: int = 3, least_runs: int = 10, least_seconds: float = 1.0
-) -> LatencySummary:
-    """Time `call` after `warmup` untimed runs, until both least_runs and least_seconds are reached."""
+) -> list[float]:
+    """Milliseconds of each `call` after `warmup` untimed ones, until least_runs and least_seconds are reached."""
     for _ in range(warmup):
         call()
     values_ms: list[float] = []
@@ -48,4 +48,4 @@ def time_calls(
         start = time.perf_counter()
         call()
         values_ms.append(1000 * (time.perf_counter() - start))
-    return summarise(values_ms)
+    return values_ms

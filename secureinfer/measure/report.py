@@ -50,9 +50,23 @@ class Report:
     def valid(self) -> bool:
         return not self.faults
 
-    def with_plaintext(self, plaintext: Plaintext, accuracy: Mapping[str, Any] | None = None) -> Report:
-        """The same report beside a plaintext baseline, which makes the overheads known."""
-        return dataclasses.replace(self, plaintext=plaintext, accuracy=accuracy or self.accuracy)
+    def with_plaintext(
+        self,
+        plaintext: Plaintext,
+        *,
+        accuracy: Mapping[str, Any] | None = None,
+        faults: Sequence[str] = (),
+    ) -> Report:
+        """The same report beside a plaintext baseline, which makes the overheads known.
+
+        faults: why the baseline is not to be quoted, if anything.
+        """
+        return dataclasses.replace(
+            self,
+            plaintext=plaintext,
+            accuracy=accuracy or self.accuracy,
+            faults=(*self.faults, *faults),
+        )
 
     def overhead(self) -> dict[str, Any]:
         """Secure latency over plaintext latency, online and total; each names what it divides by what."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +14,7 @@ from .report import Report
 from .stats import PHASES
 
 UNKNOWN = "–"
-_UNIT = {"setup": "once a session", "offline": "per inference, before the input", "online": "per inference"}
+_LABEL = {"setup": "setup, once", "offline": "offline, each", "online": "online, each"}
 
 
 def ms(value: float | None) -> str:
@@ -42,20 +43,19 @@ def times(ratio: float | None) -> str:
 
 
 def _grid(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < 2 and column in ("phase", "party", "") else "right")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("phase", "party") else "right", no_wrap=True)
     return table
 
 
 def _phases(report: Report) -> Table:
-    table = _grid("Cost", "phase", "", "runs", "mean", "p50", "p90", "first run", "bytes", "rounds")
+    table = _grid("Cost", "phase", "runs", "mean", "p50", "p90", "first run", "bytes", "rounds")
     for phase in PHASES:
         part, figures = report.phases[phase], report.phases[phase].figures
         warm = figures.latency
         table.add_row(
-            phase,
-            _UNIT[phase],
+            _LABEL[phase],
             str(warm.count),
             ms(warm.latency_ms),
             ms(warm.latency_ms_p50),
@@ -68,7 +68,7 @@ def _phases(report: Report) -> Table:
 
 
 def _parties(report: Report) -> Table:
-    table = _grid("Each party", "party", "phase", "sent", "received", "rounds", "CPU time", "peak memory")
+    table = _grid("Each party", "party", "phase", "sent", "received", "rounds", "CPU time", "memory")
     for name, role in report.roles.items():
         label = name if name == role else f"{name} ({role})"
         for phase in PHASES:

@@ -169,6 +169,7 @@ def _finish(worker: Child, cleanup: Callable[[], None] | None) -> None:
 
 
 def _program_info(program: Program, settings: Settings) -> ProgramInfo:
+    totals = program.plan.totals
     options = [k for k, v in program.options.items() if k.startswith("unsafe_") and v]
     steps = tuple(
         PlannedStep(
@@ -189,5 +190,6 @@ def _program_info(program: Program, settings: Settings) -> ProgramInfo:
         protocol=program.protocol,
         unsafe=tuple(sorted({*options, *settings.unsafe})),
         steps=steps,
-        setup_bytes=program.plan.totals.setup_bytes,
+        rounds=totals.rounds,
+        setup_bytes=totals.setup_bytes,
     )

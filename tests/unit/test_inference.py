@@ -84,7 +84,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch, words: None) -> PlainSession:
     plain = PlainSession(graph(2, 8))
-    program = SimpleNamespace(plan=SimpleNamespace(totals=Cost(5, 100, 200), steps=()))
+    program = SimpleNamespace(plan=SimpleNamespace(totals=Cost("xxxxx", 100, 200), steps=()))
     for module in (demo, inference):
         monkeypatch.setattr(module.api, "compile", lambda *_, **__: program)
         monkeypatch.setattr(module.api, "local_session", lambda _: plain)
@@ -104,6 +104,11 @@ def test_the_demo_measures_secure_against_plaintext(
     assert report["accuracy"]["max_absolute_error"] == pytest.approx(ERROR, rel=1e-2)
     assert report["plaintext"]["processes"] == 1 and report["plaintext"]["count"] >= 10
     assert report["overhead"]["online"]["ratio"] == pytest.approx(700 / report["plaintext"]["latency_ms"])
+
+
+def test_a_baseline_that_drifts_is_not_to_be_quoted() -> None:
+    assert demo.unrest([10.0, 11.0, 90.0], [12.0, 14.0, 13.0]) == []
+    assert "not quiet" in demo.unrest([10.0, 11.0, 12.0], [20.0, 21.0, 22.0])[0]
 
 
 def test_the_demo_shows_pairs_and_cost_to_people(
@@ -166,11 +171,12 @@ def test_only_one_matrix_counts_as_embeddings() -> None:
             inference.embeddings_of(odd)
 
 
-def test_many_pairs_are_cut_to_the_most_similar() -> None:
+def test_many_pairs_are_cut_to_the_most_similar(capsys: pytest.CaptureFixture[str]) -> None:
     n = 12
-    table = inference.pair_table([f"[s{i}]" for i in range(n)], torch.eye(n))
-    assert table.row_count == inference.MOST_PAIRS
-    assert "of 66 pairs" in str(table.caption)
+    Terminal().answer({}, inference.pair_table([f"[s{i}]" for i in range(n)], torch.eye(n)))
+    shown = capsys.readouterr().out
+    assert shown.count(" and ") == inference.MOST_PAIRS and "most similar of 66" in shown
+    assert " 12  [s11]" in shown  # a bracket in a sentence is no markup
 
 
 @pytest.mark.needs("hf")

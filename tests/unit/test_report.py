@@ -20,7 +20,7 @@ STEPS = (
     PlannedStep(2, "encoder.fc", "add", "local", rounds=0, bytes=0, dealt_bytes=0),
     PlannedStep(3, "", "reveal", "reveal", rounds=1, bytes=500, dealt_bytes=0),
 )
-PROGRAM = ProgramInfo("ab" * 32, "cd" * 32, "mpc", "crypten", steps=STEPS, setup_bytes=384)
+PROGRAM = ProgramInfo("ab" * 32, "cd" * 32, "mpc", "crypten", steps=STEPS, rounds=3, setup_bytes=384)
 
 
 def link(sent: int, received: int) -> dict[str, int]:
