@@ -70,7 +70,7 @@ class MemoryLink(FramedLink):
     def _put(self, header: bytes, payload: memoryview) -> None:
         frame = [header, bytes(payload)] if len(payload) else [header]
         if not self._out.put(frame, time.monotonic() + self.deadline):
-            reason = "closed the link" if self._out.closed else f"took no data for {self.deadline} s"
+            reason = "closed the link" if self._out.closed else f"took no data for {self.deadline:g} s"
             raise self.fail(PeerError(self.peer, reason))
 
     def _next_chunk(self, deadline: float | None) -> Buffer:

@@ -156,7 +156,7 @@ class Pipe:
             for view in views:
                 self.sock.sendall(view)
         except TimeoutError:
-            raise PeerError(self.peer, f"took no data for {timeout} s") from None
+            raise PeerError(self.peer, f"took no data for {timeout:g} s") from None
         except OSError as error:
             raise PeerError(self.peer, f"its process is gone ({error.strerror or error})") from None
 

@@ -1,0 +1,382 @@
+"""A Link, in memory and over gRPC with mutual TLS: order, checks, counts, back-pressure, and every end is typed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, SessionError, WireError
+from secureinfer.transport.base import HEADER_BYTES, Address, Clock, Counter
+from secureinfer.transport.framing import ERROR, FramedLink
+from secureinfer.transport.grpc_link import GrpcLink, Limits, Listener, dial, open_channel
+from secureinfer.transport.memory import memory_links
+from secureinfer.transport.tls import Credentials, Identity, make_certificates
+from secureinfer.transport.wire import pack_header
+
+SESSION = b"s" * 16
+TOKEN = b"t" * 32
+OWNER = Identity("data_owner", "data_owner")
+MODEL = Identity("model_owner", "model_owner")
+AT = Address("online", 3, 2, 1)
+
+Pair = tuple[FramedLink, FramedLink]
+Opener = Callable[..., "Iterator[Pair]"]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[Identity, Credentials]:
+    return make_certificates(
+        tmp_path_factory.mktemp("certs"),
+        {"data_owner": ["data_owner", "other"], "model_owner": ["model_owner"], "dealer": ["dealer"]},
+    )
+
+
+@contextmanager
+def in_memory(_: object, *, deadline: float = 20.0, queued: int = 1 << 30) -> Iterator[Pair]:
+    links = memory_links(["data_owner", "model_owner"], SESSION, deadline=deadline, limit=queued)
+    yield links["data_owner"]["model_owner"], links["model_owner"]["data_owner"]
+    links["data_owner"]["model_owner"].close()
+
+
+@contextmanager
+def over_grpc(
+    certs: dict[Identity, Credentials],
+    *,
+    deadline: float = 20.0,
+    queued: int = 1 << 30,
+    keepalive: float = 20.0,
+) -> Iterator[Pair]:
+    limits = Limits(deadline, keepalive, queued)
+    listener = Listener(certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), limits)
+    try:
+        here = dial(
+            "127.0.0.1", listener.port, certs[OWNER], MODEL, SESSION, TOKEN, Clock(), limits, timeout=10
+        )
+        try:
+            yield here, listener.accept("data_owner", 10)
+        finally:
+            closing = threading.Thread(target=here.close)
+            closing.start()
+            listener.close()
+            closing.join()
+    finally:
+        listener.close()
+
+
+@pytest.fixture(params=[in_memory, over_grpc], ids=["memory", "grpc"])
+def opener(
+    request: pytest.FixtureRequest, certificates: dict[Identity, Credentials]
+) -> Callable[..., object]:
+    return lambda **kw: request.param(certificates, **kw)
+
+
+def test_frames_arrive_in_order_and_are_counted_on_both_sides(opener: Opener) -> None:
+    with opener() as (a, b):
+        for size in (0, 1, 100_000, (1 << 20) - HEADER_BYTES, 1 << 20, 3_000_001):
+            a.send(AT, bytes([size % 251]) * size)
+        a.send(Address("offline", 9), b"x")
+        for size in (0, 1, 100_000, (1 << 20) - HEADER_BYTES, 1 << 20, 3_000_001):
+            assert bytes(b.receive(AT, size)) == bytes([size % 251]) * size
+        assert b.receive_any() == (Address("offline", 9), b"x")
+        total = sum((0, 1, 100_000, (1 << 20) - HEADER_BYTES, 1 << 20, 3_000_001))
+        assert a.counters()["online", 3, 2] == Counter(bytes_sent=total + 6 * HEADER_BYTES, frames_sent=6)
+        assert b.counters()["online", 3, 2] == Counter(
+            bytes_received=total + 6 * HEADER_BYTES, frames_received=6
+        )
+        assert b.total().frames_received == 7
+        assert b.settle("online", 3).keys() == {2} and ("online", 3, 2) not in b.counters()
+        assert b.total().frames_received == 7
+
+
+def test_what_is_sent_may_be_reused_and_what_is_received_may_be_written(opener: Opener) -> None:
+    with opener() as (a, b):
+        data = bytearray(b"before")
+        a.send(AT, data)
+        data[:] = b"after!"
+        got = b.receive(AT)
+        assert bytes(got) == b"before"
+        got[:] = b"change"
+
+
+def test_the_clock_counts_the_longest_chain_of_dependent_messages(opener: Opener) -> None:
+    with opener() as (a, b):
+        for _ in range(2):  # both send at once, then receive: one round each time
+            a.send(AT, b"1")
+            b.send(AT, b"2")
+            a.receive(AT)
+            b.receive(AT)
+        a.send(AT, b"3")  # two frames one way, sent in a row: one round
+        a.send(AT, b"4")
+        b.receive(AT)
+        b.receive(AT)
+        assert (a.clock.rounds("online", 3), b.clock.rounds("online", 3)) == (2, 3)
+        assert b.clock.rounds("online", 4) == b.clock.rounds("offline", 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "size"),
+    [
+        (Address("offline", 3, 2, 1), 4),
+        (Address("online", 4, 2, 1), 4),
+        (Address("online", 3, 1, 1), 4),
+        (Address("online", 3, 2, 0), 4),
+        (AT, 5),
+        (AT, 0),
+    ],
+)
+def test_a_frame_for_another_place_or_of_another_size_is_refused(
+    opener: Opener, expected: Address, size: int
+) -> None:
+    with opener() as (a, b):
+        a.send(AT, b"abcd")
+        with pytest.raises(WireError, match="data_owner"):
+            b.receive(expected, size)
+        with pytest.raises(WireError):  # and the link stays refused
+            b.receive(AT, 4)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (pack_header(b"o" * 16, AT, 0, 0, 1), "another session"),
+        (pack_header(SESSION, AT, 1, 0, 1), "expected frame number 0"),
+        (b"\0" * HEADER_BYTES, "magic"),
+        (b"SIFR" + b"\xff" * 60, "version"),
+    ],
+    ids=["session", "sequence", "random", "version"],
+)
+def test_a_planted_frame_is_refused(opener: Opener, header: bytes, says: str) -> None:
+    with opener() as (a, b):
+        a._put(header, memoryview(b""))
+        with pytest.raises(WireError, match=says):
+            b.receive(AT)
+
+
+def test_the_planted_frame_would_pass_if_it_were_right(opener: Opener) -> None:
+    with opener() as (a, b):
+        a._put(pack_header(SESSION, AT, 0, 2, 1), memoryview(b"ok"))
+        assert bytes(b.receive(AT, 2)) == b"ok"
+
+
+def test_a_repeated_frame_is_refused(opener: Opener) -> None:
+    with opener() as (a, b):
+        a.send(AT, b"1")
+        a._put(pack_header(SESSION, AT, 0, 1, 1), memoryview(b"1"))
+        b.receive(AT)
+        with pytest.raises(WireError, match="expected frame number 1, got 0"):
+            b.receive(AT)
+
+
+def test_a_frame_that_stops_half_way_is_a_peer_error_within_the_deadline(opener: Opener) -> None:
+    with opener(deadline=0.3) as (a, b):
+        a._put(pack_header(SESSION, AT, 0, 100, 1), memoryview(b"half"))
+        start = time.monotonic()
+        with pytest.raises(PeerError, match="data_owner: sent nothing within the deadline"):
+            b.receive(AT)
+        assert time.monotonic() - start < 3
+
+
+def test_a_silent_peer_is_named_at_the_deadline_and_not_before(opener: Opener) -> None:
+    with opener(deadline=0.5) as (a, b):
+        start = time.monotonic()
+        with pytest.raises(PeerError) as caught:
+            b.receive(AT)
+        assert caught.value.peer == "data_owner" and 0.4 < time.monotonic() - start < 3
+        with pytest.raises(PeerError):
+            b.receive(AT)
+
+
+def test_a_peer_that_closes_is_named_after_its_last_frame(opener: Opener) -> None:
+    with opener() as (a, b):
+        a.send(AT, b"last")
+        closing = threading.Thread(target=a.close)
+        closing.start()
+        assert bytes(b.receive(AT)) == b"last"
+        with pytest.raises(PeerError, match="data_owner"):
+            b.receive(AT)
+        closing.join()
+        with pytest.raises(PeerError):
+            a.send(AT, b"late")
+
+
+def test_an_error_reaches_the_peer_with_its_public_text_alone(opener: Opener) -> None:
+    with opener() as (a, b):
+        a.send_error(SessionError("secret detail 42", public_detail="step 7"))
+        with pytest.raises(PeerError) as caught:
+            b.receive(AT)
+        assert str(caught.value) == "data_owner: ended the session: the session ended: step 7"
+
+
+def test_an_error_about_a_third_party_names_it(opener: Opener) -> None:
+    with opener() as (a, b):
+        b.send_error(PeerError("dealer", "silent"))
+        with pytest.raises(PeerError) as caught:
+            a.receive_any()
+        assert caught.value.peer == "dealer" and "model_owner" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"code": 1}', b"[" * 50_000, bytes(1 << 17)])
+def test_an_error_frame_that_is_malformed_is_a_wire_error(opener: Opener, body: bytes) -> None:
+    with opener() as (a, b):
+        a.send(ERROR, body)
+        with pytest.raises(WireError):
+            b.receive(AT)
+
+
+def test_two_sides_that_both_send_200_megabytes_before_they_receive_do_not_deadlock(opener: Opener) -> None:
+    size = 200_000_000
+    with opener(deadline=60) as (a, b):
+        got: dict[str, int] = {}
+
+        def exchange(name: str, link: FramedLink) -> None:
+            link.send(AT, bytes(size))
+            got[name] = len(link.receive(AT, size))
+
+        threads = [threading.Thread(target=exchange, args=pair) for pair in (("a", a), ("b", b))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert got == {"a": size, "b": size}
+
+
+def test_a_reader_that_stalls_holds_the_sender_back(opener: Opener) -> None:
+    with opener(deadline=1.0, queued=8 << 20) as (a, b):
+        sent = 0
+        with pytest.raises(PeerError, match="model_owner: took no data for 1 s"):
+            for _ in range(200):
+                a.send(AT, bytes(1 << 20))
+                sent += 1
+        # The queue's 8 MiB, what gRPC holds in its window and in the sockets, and not more.
+        assert sent < 64
+
+
+def test_long_silence_between_frames_does_not_end_a_link(certificates: dict[Identity, Credentials]) -> None:
+    with over_grpc(certificates, keepalive=0.1) as (a, b):
+        time.sleep(1.5)  # fifteen keep-alive periods: unmatched settings end here with "too many pings"
+        a.send(AT, b"still here")
+        assert bytes(b.receive(AT)) == b"still here"
+        assert a.failure is None and b.failure is None
+
+
+def test_the_environments_proxy_is_not_used(
+    certificates: dict[Identity, Credentials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with over_grpc(certificates) as (a, b):
+        a.send(AT, b"direct")
+        assert bytes(b.receive(AT)) == b"direct"
+
+
+# --- who may connect ---
+
+
+@contextmanager
+def listening(certs: dict[Identity, Credentials]) -> Iterator[Listener]:
+    listener = Listener(certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(5.0))
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def connect(
+    listener: Listener,
+    credentials: Credentials,
+    peer: Identity = MODEL,
+    session: bytes = SESSION,
+    token: bytes = TOKEN,
+    timeout: float = 4.0,
+) -> GrpcLink:
+    return dial(
+        "127.0.0.1", listener.port, credentials, peer, session, token, Clock(), Limits(5.0), timeout=timeout
+    )
+
+
+def refused(call: Callable[[], GrpcLink], kind: type[SecureInferError]) -> str:
+    start = time.monotonic()
+    with pytest.raises(kind) as caught:
+        call().close()
+    assert time.monotonic() - start < 6
+    return str(caught.value)
+
+
+def test_the_right_party_with_the_right_token_is_let_in(certificates: dict[Identity, Credentials]) -> None:
+    with listening(certificates) as listener:
+        link = connect(listener, certificates[OWNER])
+        assert listener.accept("data_owner", 5).peer == "data_owner"
+        threading.Thread(target=listener.close).start()
+        link.close()
+
+
+def test_wrong_tokens_sessions_and_parties_are_refused(certificates: dict[Identity, Credentials]) -> None:
+    other, dealer = certificates[Identity("data_owner", "other")], certificates[Identity("dealer", "dealer")]
+    with listening(certificates) as listener:
+        mine = certificates[OWNER]
+        assert "session token" in refused(
+            lambda: connect(listener, mine, token=b"x" * 32), AuthenticationError
+        )
+        assert "session token" in refused(lambda: connect(listener, mine, token=b""), AuthenticationError)
+        assert "session token" in refused(
+            lambda: connect(listener, mine, session=b"z" * 16), AuthenticationError
+        )
+        assert "not a party" in refused(lambda: connect(listener, other), AuthenticationError)
+        assert "not a party" in refused(lambda: connect(listener, dealer), AuthenticationError)
+        # None of them kept the right one out.
+        link = connect(listener, mine)
+        assert refused(lambda: connect(listener, mine), SecureInferError)  # and it cannot come twice
+        threading.Thread(target=listener.close).start()
+        link.close()
+
+
+def test_a_listener_under_another_name_or_role_is_refused(certificates: dict[Identity, Credentials]) -> None:
+    with listening(certificates) as listener:
+        for peer in (Identity("model_owner", "another"), Identity("dealer", "model_owner")):
+            text = refused(
+                lambda peer=peer: connect(listener, certificates[OWNER], peer=peer), AuthenticationError
+            )
+            assert peer.name in text and "certificate is not accepted here" in text
+
+
+def test_certificates_of_another_authority_are_refused_by_both_sides(
+    certificates: dict[Identity, Credentials], tmp_path: Path
+) -> None:
+    foreign = make_certificates(tmp_path, {"data_owner": ["data_owner"], "model_owner": ["model_owner"]})
+    with listening(certificates) as listener:
+        text = refused(lambda: connect(listener, foreign[OWNER]), AuthenticationError)
+        assert "model_owner" in text and "certificate is not accepted here" in text
+        trusting = Credentials(OWNER, certificates[OWNER].ca, foreign[OWNER].certificate, foreign[OWNER].key)
+        text = refused(lambda: connect(listener, trusting), AuthenticationError)
+        assert "does not accept this party's certificate" in text
+
+
+def test_nobody_at_the_address_is_a_peer_error_that_names_it(
+    certificates: dict[Identity, Credentials],
+) -> None:
+    with listening(certificates) as listener:
+        port = listener.port
+    start = time.monotonic()
+    with pytest.raises(PeerError, match="model_owner: nobody answers as model_owner") as caught:
+        open_channel("127.0.0.1", port, certificates[OWNER], MODEL, 20.0, timeout=0.6)
+    assert caught.value.peer == "model_owner" and time.monotonic() - start < 4
+
+
+def test_a_port_in_use_is_told_and_the_next_one_is_taken(certificates: dict[Identity, Credentials]) -> None:
+    with listening(certificates) as first:
+        with pytest.raises(SessionError, match=f"no free port among {first.port} on 127.0.0.1"):
+            Listener(certificates[MODEL], "127.0.0.1", (first.port,), SESSION, {}, Clock(), Limits())
+        second = Listener(certificates[MODEL], "127.0.0.1", (first.port, 0), SESSION, {}, Clock(), Limits())
+        assert second.port != first.port
+        second.close()
+
+
+def test_a_peer_that_never_connects_is_named(certificates: dict[Identity, Credentials]) -> None:
+    with listening(certificates) as listener:
+        with pytest.raises(PeerError, match="data_owner: did not connect within 0.2 s"):
+            listener.accept("data_owner", 0.2)
