@@ -187,9 +187,14 @@ def diagnose(host: str, port: int, credentials: Credentials, peer: Identity, tim
         with socket.create_connection((host, port), timeout) as raw:
             raw.settimeout(timeout)
             with context.wrap_socket(raw, server_hostname=peer.hostname) as tls:
-                # Under TLS 1.3 the server's refusal of our certificate arrives after our side of the
-                # handshake.
-                tls.recv(1)
+                # Under TLS 1.3 a server judges our certificate after our side of the handshake: one that
+                # takes it begins HTTP/2, one that does not sends an alert or closes.
+                try:
+                    taken = tls.recv(1) != b""
+                except (ConnectionError, ssl.SSLEOFError):
+                    taken = False
+                if not taken:
+                    return "it does not accept this party's certificate"
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not accepted here ({error.verify_message})"
     except ssl.SSLError as error:
