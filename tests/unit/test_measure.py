@@ -40,6 +40,11 @@ def test_percentiles_that_the_sample_cannot_support_are_none() -> None:
 
 def test_time_calls_runs_warm_and_long_enough() -> None:
     calls = []
+
+    def call() -> None:
+        calls.append(1)
+        time.sleep(0.01)
+
     values_ms = time_calls(call, warmup=2, least_runs=3, least_seconds=0.1)
     assert len(values_ms) == len(calls) - 2 >= 3
     assert min(values_ms) >= 10 and sum(values_ms) >= 100
