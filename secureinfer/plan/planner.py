@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UnsupportedModelError, UnsupportedNode
 from ..graph.ir import Graph, Node
-from .spec import Cost, KernelSpec, Registry, Step, StepContext, step_context
+from .spec import Cost, KernelSpec, Registry, Step, StepContext, advance, step_context
 
 BEGIN = Node("begin", "begin", (), ())
 """Step 0 of every plan: the parties burn the index."""
@@ -33,9 +33,22 @@ class Plan:
             total = total + step.cost
         return total
 
+    def step_rounds(self) -> list[int]:
+        """By how much each step lengthens the chain of dependent messages: they add up to totals.rounds.
+
+        A step's own cost.rounds may be greater, since its first messages can overlap those of the step before.
+        """
+        clocks, longest, out = [0] * self.totals.parties, 0, []
+        for step in self.steps:
+            clocks = advance(clocks, step.cost.messages)
+            out.append(max(clocks) - longest)
+            longest = max(clocks)
+        return out
+
     def __str__(self) -> str:
         head = ("step", "path", "operator", "kernel", "rounds", "bytes", "dealt bytes")
-        rows = [head, *(self._row(s) for s in self.steps)]
+        rounds = self.step_rounds()
+        rows = [head, *(self._row(s, rounds[s.index]) for s in self.steps)]
         total = self.totals
         rows.append(("", "total", "", "", f"{total.rounds:,}", f"{total.bytes:,}", f"{total.dealt_bytes:,}"))
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
@@ -51,9 +64,9 @@ class Plan:
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     @staticmethod
-    def _row(step: Step) -> tuple[str, ...]:
+    def _row(step: Step, rounds: int) -> tuple[str, ...]:
         cost = step.cost
-        figures = (f"{cost.rounds:,}", f"{cost.bytes:,}", f"{cost.dealt_bytes:,}")
+        figures = (f"{rounds:,}", f"{cost.bytes:,}", f"{cost.dealt_bytes:,}")
         return (str(step.index), step.node.path, step.node.op, step.kernel, *figures)
 
 

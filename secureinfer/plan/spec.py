@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.ir import Edge, Graph, Node
 
 
-def longest_chain(messages: str, parties: int) -> int:
-    """Steps on the longest chain of dependent messages, by Lamport clocks, for a sequence of message patterns.
+def advance(clocks: Sequence[int], messages: str) -> list[int]:
+    """The parties' Lamport clocks after a sequence of message patterns.
 
     messages: one letter a pattern. x: every party sends to every other. o: every other party sends to rank 0.
     r: every other party sends to rank 1. b: rank 1 sends to every other party.
     A clock for each party is needed, because messages overlap: after a one-way message the sender goes on at once, so that
     a one-way message followed by an exchange costs less than the sum.
     """
-    clocks = [0] * parties
+    clocks = list(clocks)
     for letter in messages:
         sent = [c + 1 for c in clocks]
         if letter == "x":
@@ -29,14 +29,19 @@ def longest_chain(messages: str, parties: int) -> int:
             clocks = [c if i == 1 else max(c, sent[1]) for i, c in enumerate(clocks)]
         else:
             raise ValueError(f"unknown message pattern {letter!r}")
-    return max(clocks, default=0)
+    return clocks
+
+
+def longest_chain(messages: str, parties: int) -> int:
+    """Steps on the longest chain of dependent messages, from equal clocks; see advance."""
+    return max(advance([0] * parties, messages), default=0)
 
 
 @dataclass(frozen=True)
 class Cost:
     """Costs of one step of one inference, all links and parties together.
 
-    messages: the patterns of its online messages in order, see longest_chain. bytes: online frames, headers and payload.
+    messages: the patterns of its online messages in order, see advance. bytes: online frames, headers and payload.
     dealt_bytes: frames of the offline phase. setup: what is sent once a session, as (what, bytes) pairs, so that two steps
     that use one weight count it once. parties: how many compute.
     Addition is sequential composition.

@@ -615,3 +615,25 @@ def _layer_norm(draw: Draw, kernel: str) -> Case:
 def _square(draw: Draw, kernel: str) -> Case:
     operand = Operand(values(draw, shapes(draw), -LARGE, LARGE))
     return Case("mul", [operand, operand])
+
+
+@case("private.masked_softmax", "private.softmax", "private.gelu", "private.silu", "private.erf", "private.matmul",
+      "private.linear", "private.convolution", "private.layer_norm", "private.max_pool2d", "private.avg_pool2d")  # fmt: skip
+def _private_whole(draw: Draw, kernel: str) -> Case:
+    """What a shared kernel takes, on one owner's operands alone."""
+    op = kernel.removeprefix("private.")
+    shared = next(name for name in CASES if name.startswith(f"{op}."))
+    drawn = CASES[shared](draw)
+    return Case(op, [Operand(o.value, "data") for o in drawn.operands], drawn.attrs, drawn.output_dtype)
+
+
+@case("private.embedding")
+def _private_embedding(draw: Draw, kernel: str) -> Case:
+    ids = torch.tensor(draw(st.lists(st.integers(0, 6), max_size=4)), dtype=torch.int64)
+    return Case("embedding", [Operand(ids, "data"), Operand(values(draw, (7, 3), -4, 4), "public")])
+
+
+@case("private.gather")
+def _private_gather(draw: Draw, kernel: str) -> Case:
+    index = torch.tensor([[0, 1, 1], [2, 0, 3]])
+    return Case("gather", [Operand(values(draw, (2, 4), -9, 9), "data"), Operand(index, "data")], {"dim": 1})

@@ -336,7 +336,7 @@ def run_on(program: Program, links: Any) -> None:
             engine.prepare(0)
             if name != "dealer":
                 engine.run(0, dict(zip(program.graph.inputs, (IDS, MASK), strict=True)))
-        except BaseException as e:  # noqa: BLE001
+        except BaseException as e:
             failures.append(e)
 
     threads = [threading.Thread(target=party, args=(n,)) for n in (*names, "dealer")]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ...graph.ir import MODEL_OWNER, Edge, Visibility
+from ...graph.ops import OPS
 from ...plan.spec import Cost, KernelSpec, Registry, StepContext
 from ...transport.base import HEADER_BYTES
 from . import ranges
@@ -142,13 +143,7 @@ _row("reveal", "reveal", _any, _reveal, _exact, "PROTOCOLS R5: only declared out
 
 # -- operands of one owner, and shapes: no communication
 
-PRIVATE_OPS = (
-    "reshape", "permute", "expand", "slice", "select", "cat", "index_select", "pad", "flip",
-    "add", "sub", "mul", "div", "neg", "eq", "ne", "lt", "le", "gt", "ge",
-    "logical_not", "logical_and", "logical_or", "where", "any", "cast", "one_hot",
-    "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "reciprocal", "abs", "clamp", "pow",
-    "sum", "mean", "amax", "cumsum",
-)  # fmt: skip
+PRIVATE_OPS = tuple(OPS)
 for _op in PRIVATE_OPS:
     _row(_op, f"private.{_op}", _all_private, lambda c: Cost(), _exact, "its owner computes it in plain")
 

@@ -16,11 +16,11 @@ Values = Sequence[Share | torch.Tensor | None]
 
 
 def _private(call: StepCall) -> Values:
-    """The owner of all operands computes the reference function in plain; the others hold nothing."""
+    """The owner of all operands computes the reference function in plain, in float64; the others hold nothing."""
     plain = [o.plain for o in call.operands]
     if any(p is None for p in plain):
         return [None]
-    values = [p for p in plain if p is not None]
+    values = [p.double() if p.dtype.is_floating_point else p for p in plain if p is not None]
     out = OPS[call.node.op](call.node.attrs, values)
     return [out.to(getattr(torch, call.outputs[0].dtype)) if out.dtype.is_floating_point else out]
 
