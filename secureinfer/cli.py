@@ -171,6 +171,9 @@ def party(
     wanted = role.value.replace("-", "_")
     if settings.role != wanted:
         raise UsageError(f"{config} is a {settings.role}'s settings, and --role says {wanted}")
+    if json and settings.listen is not None:
+        starting = {"event": "starting", "role": settings.role, "name": settings.name}
+        Terminal(as_json=True).answer({**starting, **settings.listen.model_dump()})
     serve(settings)
 
 

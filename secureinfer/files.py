@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from .errors import InputError, UsageError
 from .graph.ir import Graph
+from .graph.structure import unflatten_output
 
 TORCH_FILES = {".pt", ".pth", ".bin", ".ckpt"}
 
@@ -93,8 +94,8 @@ def read_sentences(path: Path) -> list[str]:
     return sentences
 
 
-def read_tensors(path: Path, graph: Graph) -> list[torch.Tensor]:
-    """The graph's inputs, in order, from .npz (named arrays), .npy (the only input) or .json (name -> lists).
+def read_tensors(path: Path, graph: Graph) -> dict[str, torch.Tensor]:
+    """The graph's inputs by name, from .npz (named arrays), .npy (the only input) or .json (name -> lists).
 
     An array is taken with its own dtype (.json: the input's), so that a wrong one is refused later, by name.
     Raises InputError if a name is missing or unknown, or the file is not what its ending says.
@@ -116,7 +117,7 @@ def read_tensors(path: Path, graph: Graph) -> list[torch.Tensor]:
             + (f"; unknown: {', '.join(unknown)}" if unknown else "")
         )
     try:
-        return [torch.from_numpy(np.array(arrays[n], order="C")) for n in names]
+        return {n: torch.from_numpy(np.array(arrays[n], order="C")) for n in names}
     except TypeError as error:
         raise InputError(f"{path} holds an array that is not numeric: {error}") from error
 
@@ -134,6 +135,12 @@ def _from_json(data: Any, graph: Graph) -> dict[str, Any]:
         data = {graph.inputs[0]: data} if len(graph.inputs) == 1 else {}
     dtypes = {name: np.dtype(graph.edge(name).dtype) for name in graph.inputs}
     return {name: np.asarray(value, dtype=dtypes.get(name)) for name, value in data.items()}
+
+
+def call_of(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The keyword arguments of the model's forward, in its own structure, for tensors by input name."""
+    parameters: dict[str, Any] = graph.input_spec["parameters"]
+    return {name: unflatten_output(tree, tensors) for name, tree in parameters.items()}
 
 
 def named_tensors(value: Any, name: str = "output") -> dict[str, torch.Tensor]:

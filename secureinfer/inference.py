@@ -15,9 +15,11 @@ from rich.text import Text
 from . import api
 from .config import load_settings
 from .errors import InputError
-from .files import named_tensors, read_sentences, read_tensors, tokenizer_beside
+from .files import call_of, named_tensors, read_sentences, read_tensors, tokenizer_beside
 from .graph.ir import Graph
 from .minilm import pairs, similarities, tokenize
+from .plan.program import Program
+from .session.inputs import check_inputs
 from .terminal import Terminal
 
 MOST_PAIRS = 30
@@ -29,21 +31,23 @@ def infer_sentences(
 ) -> None:
     """Embed the sentences of a file privately and print each pair's similarity."""
     sentences = read_sentences(path)
-    tokenizer = tokenizer or tokenizer_beside(load_settings(config).program)
+    settings = load_settings(config)
+    tokenizer = tokenizer or tokenizer_beside(settings.program)
     if not tokenizer.is_file():
         raise InputError(f"there is no tokenizer {tokenizer}: give one with --tokenizer, or tensors as .npz")
+    graph = Program.load(settings.program, allow_private=False).graph
+    batch, tokens = sentence_shape(graph)
     with terminal.working("opening the session with the model owner and the dealer"):
         session = api.connect(config)
     with session:
-        batch, tokens = sentence_shape(session.program.graph)
         parts = []
         for start in range(0, len(sentences), batch):
             chunk = sentences[start : start + batch]
-            padded = chunk + [""] * (
-                batch - len(chunk)
-            )  # the batch's size is public, how much of it is used is not
+            # The batch's size is public; how much of it is used is not.
+            padded = chunk + [""] * (batch - len(chunk))
             with terminal.working(f"sentences {start + 1} to {start + len(chunk)} of {len(sentences)}"):
-                parts.append(embeddings_of(session.infer(*tokenize(padded, tokens, tokenizer)))[: len(chunk)])
+                inputs = dict(zip(graph.inputs, tokenize(padded, tokens, tokenizer), strict=True))
+                parts.append(embeddings_of(session.infer(**call_of(graph, inputs)))[: len(chunk)])
         report = session.report()
     embeddings = torch.cat(parts)
     if output is not None:
@@ -60,12 +64,14 @@ def infer_sentences(
 
 def infer_tensors(terminal: Terminal, config: Path, path: Path, output: Path | None) -> None:
     """Run one inference on the tensors of a file; print the outputs or write them to .npz."""
+    graph = Program.load(load_settings(config).program, allow_private=False).graph
+    inputs = read_tensors(path, graph)
+    check_inputs(graph, inputs)  # a session would refuse them too, but costs seconds to open
     with terminal.working("opening the session with the model owner and the dealer"):
         session = api.connect(config)
     with session:
-        inputs = read_tensors(path, session.program.graph)
         with terminal.working("one private inference"):
-            tensors = named_tensors(session.infer(*inputs))
+            tensors = named_tensors(session.infer(**call_of(graph, inputs)))
         report = session.report()
     if output is not None:
         arrays: dict[str, Any] = {name: t.numpy() for name, t in tensors.items()}

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from secureinfer.errors import InputError, UsageError
-from secureinfer.files import load_reference, named_tensors, read_sentences, read_tensors, tokenizer_beside
+from secureinfer.files import (
+    call_of,
+    load_reference,
+    named_tensors,
+    read_sentences,
+    read_tensors,
+    tokenizer_beside,
+)
 from secureinfer.graph.ir import DATA_OWNER, Edge, Graph, Visibility
 
 MODEL = """
@@ -84,7 +91,7 @@ def test_npz_and_json_give_the_inputs_in_the_graphs_order(tmp_path: Path) -> Non
     np.savez(tmp_path / "in.npz", x=np.float32(1.5), ids=np.arange(6).reshape(2, 3))
     (tmp_path / "in.json").write_text(json.dumps({"x": 1.5, "ids": [[0, 1, 2], [3, 4, 5]]}))
     for name in ("in.npz", "in.json"):
-        ids, x = read_tensors(tmp_path / name, TWO)
+        ids, x = read_tensors(tmp_path / name, TWO).values()
         assert ids.dtype == torch.int64 and torch.equal(ids, torch.arange(6).reshape(2, 3))
         assert x.dtype == torch.float32 and x.shape == () and x.item() == 1.5
 
@@ -94,13 +101,13 @@ def test_npy_and_a_bare_json_list_are_the_only_input(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.array([1, 2], dtype=np.float32))
     (tmp_path / "in.json").write_text("[1, 2]")
     for name in ("in.npy", "in.json"):
-        (x,) = read_tensors(tmp_path / name, one)
+        (x,) = read_tensors(tmp_path / name, one).values()
         assert torch.equal(x, torch.tensor([1.0, 2.0]))
 
 
 def test_an_array_keeps_its_dtype_so_that_a_wrong_one_is_refused_later(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.array([1, 2], dtype=np.float64))
-    (x,) = read_tensors(tmp_path / "in.npy", graph(("x", "float32", (2,))))
+    (x,) = read_tensors(tmp_path / "in.npy", graph(("x", "float32", (2,)))).values()
     assert x.dtype == torch.float64
 
 
@@ -155,3 +162,15 @@ def test_every_tensor_of_an_output_gets_a_name() -> None:
 def test_the_tokenizer_lies_beside_the_program() -> None:
     for name in ("minilm.si", "minilm.public.si"):
         assert tokenizer_beside(Path("there") / name) == Path("there/minilm.tokenizer.json")
+
+
+def test_a_call_has_the_models_own_structure() -> None:
+    spec = {
+        "positional": ["ids", "pair"],
+        "parameters": {"ids": {"edge": "ids"}, "pair": {"tuple": [{"edge": "pair.0"}, {"value": 2}]}},
+    }
+    nested = Graph((), {}, ("ids", "pair.0"), (), (), (), input_spec=spec)
+    a, b = torch.zeros(1), torch.ones(2)
+    call = call_of(nested, {"ids": a, "pair.0": b})
+    assert call["ids"] is a and isinstance(call["pair"], tuple)
+    assert call["pair"][0] is b and call["pair"][1] == 2

@@ -34,7 +34,7 @@ class PlainSession:
     """A session that computes in plain, is off by ERROR, and remembers what it was asked."""
 
     def __init__(self, graph: Graph) -> None:
-        self.program = SimpleNamespace(graph=graph)
+        self.graph = graph
         self.calls: list[Any] = []
         self.prepared = 0
 
@@ -47,7 +47,8 @@ class PlainSession:
     def prepare(self, count: int) -> None:
         self.prepared += count
 
-    def infer(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def infer(self, *positional: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        inputs = (*positional, *named.values())
         self.calls.append(inputs)
         return TinyEncoder()(*inputs) + ERROR
 
@@ -63,7 +64,9 @@ def graph(batch: int, tokens: int, dtype: str = "int64") -> Graph:
         name: Edge(name, (batch, tokens), dtype, Visibility.PRIVATE, DATA_OWNER)
         for name in ("input_ids", "attention_mask")
     }
-    return Graph((), edges, tuple(edges), (), (), ())
+    parameters = {name: {"edge": name} for name in edges}
+    spec = {"positional": list(edges), "parameters": parameters}
+    return Graph((), edges, tuple(edges), (), (), (), input_spec=spec)
 
 
 @pytest.fixture
@@ -89,6 +92,9 @@ def session(monkeypatch: pytest.MonkeyPatch, words: None) -> PlainSession:
         monkeypatch.setattr(module.api, "compile", lambda *_, **__: program)
         monkeypatch.setattr(module.api, "local_session", lambda _: plain)
         monkeypatch.setattr(module.api, "connect", lambda _: plain)
+    public = SimpleNamespace(graph=plain.graph)
+    monkeypatch.setattr(inference, "load_settings", lambda _: SimpleNamespace(program=Path("absent.si")))
+    monkeypatch.setattr(inference.Program, "load", lambda *_, **__: public)
     return plain
 
 
