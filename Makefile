@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # The set-up is done once for each content of pyproject.toml.
 STAMP := $(VENV)/.setup-$(firstword $(shell cksum < pyproject.toml))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PIP_FLAGS := $(if $(CI),--quiet --progress-bar off,)
+PIP_FLAGS := $(if $(CI),-qq,)
 
 help:
 	@echo "make setup     create $(VENV) and install everything into it (once; a few minutes)"

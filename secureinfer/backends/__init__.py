@@ -42,4 +42,6 @@ def make_engine(
             clock=clock,
             session_id=session_id,
         )
-    raise SettingsError(f"backend {program.backend!r} has no session between parties; compile with backend='mpc'")
+    raise SettingsError(
+        f"backend {program.backend!r} has no session between parties; compile with backend='mpc'"
+    )

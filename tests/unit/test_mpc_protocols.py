@@ -164,7 +164,10 @@ def test_material_is_used_once() -> None:
 def test_trusted_first_party_is_refused_without_its_switch() -> None:
     """Field report 66: CrypTen's default provider gives rank 0 every mask."""
     party = Party(0, ("a", "b"))
-    with pytest.raises(UnsafeError, match="every mask"), runtime.activate(party, provider="trusted_first_party"):
+    with (
+        pytest.raises(UnsafeError, match="every mask"),
+        runtime.activate(party, provider="trusted_first_party"),
+    ):
         pass
 
 

@@ -104,6 +104,8 @@ def test_shares_of_the_series_add_up(name: str) -> None:
     trig = torch.stack([row for pair in series.multiples(cos, sin, f.terms) for row in pair])
     share = torch.randint(-(2**63), 2**63 - 1, trig.shape, generator=generator)
     masked = torch.round(x * 2**scale).long() + r
-    total = series.combine(f, masked, bits, share, True) + series.combine(f, masked, bits, trig - share, False)
+    total = series.combine(f, masked, bits, share, True) + series.combine(
+        f, masked, bits, trig - share, False
+    )
     error = (total.double() / 2.0 ** (series.COEFFICIENT_BITS + series.TRIG_BITS) - FUNCTIONS[name](x)).abs()
     assert float(error.max()) <= f.error + 2e-6
