@@ -25,7 +25,8 @@ VERBS = (
 )  # fmt: skip
 ENDS = (
     ".", "!", "?", " because the weather changed.", ", which surprised no one at all.", " (see annex B, page 12).",
-    " - or so they say...", " yesterday; today it is different.", " and then walked home through the snow without a coat.", "",
+    " - or so they say...", " yesterday; today it is different.",
+    " and then walked home through the snow without a coat.", "",
 )  # fmt: skip
 ODD = (
     "Yes.", "42", "¿Dónde está la biblioteca?", "naïve café résumé", "SELECT * FROM accounts WHERE balance < 0;", "???",
