@@ -51,9 +51,7 @@ class EveryLayer(torch.nn.Module):
         self.encoder = load_encoder().encoder
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out = self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True
-        )
+        out = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
         keep = attention_mask.unsqueeze(-1).to(out.last_hidden_state.dtype)
         states = tuple(h * keep for h in out.hidden_states)
         mean = states[-1].sum(1) / keep.sum(1)
