@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import time
 import weakref
 from collections.abc import Callable
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 WORKER_MODULE = "secureinfer.session.worker"
 SIGN_OF_LIFE_SECONDS = 30.0
+CLOSE_SECONDS = 5.0
+FAILED_CLOSE_SECONDS = 1.0
 
 
 class Session:
@@ -55,10 +59,12 @@ class Session:
             {"OMP_NUM_THREADS": str(settings.worker_threads)},
         )
         # Runs once: at close, when this object is collected, or when the interpreter ends.
-        self._finish = weakref.finalize(self, _finish, self._worker, cleanup)
+        self._polite = [True]
+        self._finish = weakref.finalize(self, _finish, self._worker, cleanup, self._polite)
         try:
             self._worker.receive(SIGN_OF_LIFE_SECONDS)
         except BaseException:
+            self._polite[0] = False
             self._finish()
             raise
         self._setup_ms = 1000 * (time.perf_counter() - start)
@@ -137,6 +143,7 @@ class Session:
             self._failed = (
                 error if isinstance(error, SecureInferError) else SessionError("a call was interrupted")
             )
+            self._polite[0] = False
             self._finish()
             raise
 
@@ -153,16 +160,16 @@ def connect(config: str | os.PathLike[str]) -> Session:
     return Session(Program.load(settings.program, allow_private=False), settings)
 
 
-def _finish(worker: Child, cleanup: Callable[[], None] | None) -> None:
+def _finish(worker: Child, cleanup: Callable[[], None] | None, polite: list[bool]) -> None:
+    """End the worker; politely, unless it or its session failed. Then whatever else belongs to the
+    session.
+    """
     try:
-        try:
-            worker.pipe.send({"op": "close"}, timeout=1.0)
-            worker.process.wait(5.0)
-        except (PeerError, OSError, TimeoutError):
-            pass
-        except Exception:
-            worker.kill()
-        worker.stop()
+        if polite[0]:
+            with contextlib.suppress(PeerError, OSError, subprocess.TimeoutExpired):
+                worker.pipe.send({"op": "close"}, timeout=1.0)
+                worker.process.wait(CLOSE_SECONDS)
+        worker.stop(FAILED_CLOSE_SECONDS)
     finally:
         if cleanup is not None:
             cleanup()

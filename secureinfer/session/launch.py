@@ -18,6 +18,7 @@ from ..transport.wire import Buffer, Pipe
 from .faults import from_json
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+GRACE_SECONDS = 6.0
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -71,7 +72,7 @@ class Child:
             return self.receive(timeout)
         return self.receive(timeout)
 
-    def stop(self, grace: float = 5.0) -> None:
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Close the pipe, which ends the process; kill it after `grace` seconds."""
         self.pipe.close()
         try:
@@ -86,7 +87,7 @@ class Child:
         self.process.wait()
 
 
-def stop_all(children: list[Child], grace: float = 5.0) -> None:
+def stop_all(children: list[Child], grace: float = GRACE_SECONDS) -> None:
     """Stop children together."""
     for child in children:
         child.pipe.close()

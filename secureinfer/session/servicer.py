@@ -33,6 +33,8 @@ log = logging.getLogger("secureinfer.session")
 
 WORKER_MODULE = "secureinfer.session.worker"
 HANDLERS = 16
+WORKER_GRACE_SECONDS = 2.5
+"""A worker ends itself before; one that is stopped must be killed before this daemon is."""
 
 Reply = TypeVar("Reply")
 
@@ -90,7 +92,7 @@ class Daemon(control_pb2_grpc.ControlServicer):
             children = [r.child for r in self._sessions.values() if r.child is not None]
             self._changed.notify_all()
         self._server.stop(0)
-        stop_all(children)
+        stop_all(children, WORKER_GRACE_SECONDS)
 
     # --- the three calls ---
 
@@ -168,7 +170,7 @@ class Daemon(control_pb2_grpc.ControlServicer):
         with self._changed:
             record = self._sessions.get(session_id)
         if record is not None and record.opener == who and record.child is not None:
-            record.child.stop()
+            record.child.stop(WORKER_GRACE_SECONDS)
         return control_pb2.CloseSessionReply()
 
     # --- sessions and their workers ---

@@ -1,6 +1,7 @@
 """Each role's state machine in one session, over links that are up and an engine that was made.
 
     data owner                     model owner                    dealer
+           <--------------------- ready (both followers)
     setup  ----------------------- engine.setup at all three ------------------------
     prepare: burn i
       offline i ----------------->  burn i
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 COMMAND = Address("control", 0, 0, 0)
 ANSWER = Address("control", 0, 0, 2)
+READY = Address("control", 0, 0, 3)
+"""A follower's word to the data owner that its links are up and its program is loaded; setup begins after all
+have said so, so that a fault before it is read from the party that had it.
+"""
+
 MAX_COMMAND_BYTES = 1 << 10
 MAX_ANSWER_BYTES = 16 << 20
 
@@ -44,18 +50,17 @@ _EMPTY = b""
 class DataOwnerSession:
     """The data owner's side: it drives."""
 
-    def __init__(
-        self, engine: Engine, statistics: Statistics, model_owner: Link, dealer: Link, *, idle: float
-    ) -> None:
+    def __init__(self, engine: Engine, statistics: Statistics, model_owner: Link, dealer: Link) -> None:
         self._engine = engine
         self._statistics = statistics
         self._model_owner = model_owner
         self._dealer = dealer
-        self._idle = idle
         self._next = 0
         self._ready: deque[int] = deque()
 
     def setup(self) -> None:
+        for link in (self._model_owner, self._dealer):
+            link.receive(READY, 0)
         with self._statistics.run("setup", 0):
             self._engine.setup()
 
@@ -117,6 +122,7 @@ class ModelOwnerSession:
         self._ready: set[int] = set()
 
     def setup(self) -> None:
+        self._data_owner.send(READY, _EMPTY)
         with self._statistics.run("setup", 0):
             self._engine.setup()
 
@@ -170,6 +176,7 @@ class DealerSession:
         self._next = 0
 
     def setup(self) -> None:
+        self._data_owner.send(READY, _EMPTY)
         with self._statistics.run("setup", 0):
             self._engine.setup()
 

@@ -146,23 +146,20 @@ class Worker:
         self.links: dict[str, GrpcLink] = {}
         self.listener: Listener | None = None
         self.engine: Engine | None = None
+        self._opened: list[Identity] = []
 
     def run(self) -> None:
-        try:
-            if self.settings.role == "data_owner":
-                self._run_data_owner()
-            else:
-                self._run_listening()
-        except SecureInferError as error:
-            for link in self.links.values():
-                link.send_error(error)
-            raise
-        except BaseException:
-            for link in self.links.values():
-                link.send_error(SessionError("unexpected error"))
-            raise
-        finally:
-            self.close()
+        """The whole session. Whoever calls this also calls `fail` on an error, and `close` at the end."""
+        if self.settings.role == "data_owner":
+            self._run_data_owner()
+        else:
+            self._run_listening()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the peers why the session ends."""
+        told = error if isinstance(error, SecureInferError) else SessionError("unexpected error")
+        for link in self.links.values():
+            link.send_error(told)
 
     def close(self) -> None:
         if self.engine is not None:
@@ -234,19 +231,20 @@ class Worker:
         s = self.settings
         hello = self._make_hello()
         loading = Loading(s)
-        with self.parent.heartbeat():
-            self._open(hello)
-            statistics = self._make_engine(loading, hello)
-            if self.engine is None:
-                raise SessionError("there is no engine")
-            session = DataOwnerSession(
-                self.engine,
-                statistics,
-                self.links[hello.model_owner],
-                self.links[hello.dealer],
-                idle=s.deadlines.idle,
-            )
-            session.setup()
+        try:
+            with self.parent.heartbeat():
+                self._open(hello)
+                statistics = self._make_engine(loading, hello)
+                if self.engine is None:
+                    raise SessionError("there is no engine")
+                session = DataOwnerSession(
+                    self.engine, statistics, self.links[hello.model_owner], self.links[hello.dealer]
+                )
+                session.setup()
+        except SecureInferError as error:
+            self.fail(error)
+            self._withdraw(hello)
+            raise
         self._step_deadlines()
         self.parent.send({"event": "ready"})
         self._obey(session)
@@ -269,13 +267,12 @@ class Worker:
         """Open the session at the dealer and the model owner at once: their processes load side by side."""
         peers = [Identity("dealer", hello.dealer), Identity("model_owner", hello.model_owner)]
         problems: dict[Identity, BaseException] = {}
-        opened: list[Identity] = []
 
         def open_one(identity: Identity) -> None:
             try:
                 with self._control(identity) as control:
                     place = control.open(hello)
-                opened.append(identity)
+                self._opened.append(identity)
                 self.links[identity.name] = self._dial(identity, hello, place)
             except BaseException as error:
                 problems[identity] = error
@@ -287,11 +284,14 @@ class Worker:
             thread.join()
         if not problems:
             return
-        for identity in opened:
-            with contextlib.suppress(SecureInferError), self._control(identity) as control:
-                control.close_session(hello.session_id)
         # A handshake or a certificate says more than the silence that may follow from it elsewhere.
         raise min(problems.values(), key=lambda e: isinstance(e, PeerError))
+
+    def _withdraw(self, hello: Hello) -> None:
+        """End what was opened: a worker that waits for others would hold its place until its own deadline."""
+        for identity in self._opened:
+            with contextlib.suppress(SecureInferError), self._control(identity, hurry=2.0) as control:
+                control.close_session(hello.session_id)
 
     def _obey(self, session: DataOwnerSession) -> None:
         """Do what the caller asks until it closes the session or goes away, or a peer does."""
@@ -334,7 +334,7 @@ class Worker:
 
     # --- both ---
 
-    def _control(self, identity: Identity) -> ControlClient:
+    def _control(self, identity: Identity, hurry: float | None = None) -> ControlClient:
         s = self.settings
         peer = s.peers.dealer if identity.role == "dealer" else s.peers.model_owner
         if peer is None:
@@ -344,8 +344,8 @@ class Worker:
             peer.port,
             self.credentials,
             identity,
-            connect=s.deadlines.connect,
-            deadline=s.deadlines.start,
+            connect=hurry or s.deadlines.connect,
+            deadline=hurry or s.deadlines.start,
             keepalive=s.deadlines.keepalive,
         )
 
@@ -420,24 +420,31 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(0.0005)
     pipe = inherited_pipe(arguments, "the process that started this worker")
     parent = Parent(pipe)
-    party = "worker"
+    party, worker = "worker", None
     try:
         start, _ = pipe.receive(timeout=START_SECONDS)
         party = str(start["settings"]["name"])
         parent.watch()
-        Worker(parent, start).run()
+        worker = Worker(parent, start)
+        worker.run()
     except BaseException as error:
+        # First the parties that wait, then what takes time.
+        if worker is not None:
+            worker.fail(error)
         with contextlib.suppress(SecureInferError):
             parent.send({"error": faults.to_json(error, party)})
-        if party != "worker" and start["settings"]["role"] == "data_owner":
-            _linger(parent)
+        if worker is not None:
+            worker.close()
+            if worker.settings.role == "data_owner":
+                _linger(parent)
         return 1
+    worker.close()
     return 0
 
 
 def _linger(parent: Parent) -> None:
     """Stay until the caller has read why the session ended: a pipe that closes with unread data loses it."""
-    while parent.next() is not None:
+    while (message := parent.next()) is not None and message[0].get("op") != "close":
         pass
 
 

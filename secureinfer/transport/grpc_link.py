@@ -170,6 +170,11 @@ class GrpcLink(FramedLink):
     def failure(self) -> SecureInferError | None:
         return self._failure or self._ended
 
+    @property
+    def patience(self) -> float:
+        """Seconds to flush at the end: a peer that is gone or stalled takes nothing more."""
+        return 0.1 if isinstance(self._failure, PeerError) else FLUSH_SECONDS
+
     def expire(self) -> None:
         """Called by the watchdog when `receive` is past its deadline."""
         self.fail(PeerError(self.peer, "sent nothing within the deadline"))
@@ -219,14 +224,15 @@ class GrpcLink(FramedLink):
         if self._closed:
             return
         self._closed = True
+        patience = self.patience
         self.fail(PeerError(self.peer, "the link was closed on this side"))
         _WATCHDOG.remove(self)
         self._out.finish()
-        self._out.ended.wait(FLUSH_SECONDS)
+        self._out.ended.wait(patience)
         if self._channel is not None:
             # The listening side ends the call once it has read to our end; cancelling sooner could lose
             # frames.
-            stop = time.monotonic() + FLUSH_SECONDS
+            stop = time.monotonic() + patience
             while self._call.is_active() and time.monotonic() < stop:
                 time.sleep(0.005)
             self._call.cancel()
@@ -386,21 +392,30 @@ class Listener:
         return identity
 
     def accept(self, peer: str, timeout: float) -> GrpcLink:
-        """The link of a peer that dialled, waiting for it. Raises PeerError naming it after `timeout`
-        seconds.
+        """The link of a peer that dialled, waiting for it.
+
+        Raises PeerError naming it after `timeout` seconds, and at once the reason for which another link
+        ended.
         """
         stop = time.monotonic() + timeout
         with self._arrived:
             while peer not in self._links:
-                if not self._arrived.wait(max(0.0, stop - time.monotonic())):
+                ended = next((f for link in self._links.values() if (f := link.failure)), None)
+                if ended is not None:
+                    raise ended
+                left = stop - time.monotonic()
+                if left <= 0:
                     raise PeerError(peer, f"did not connect within {timeout:g} s")
+                self._arrived.wait(min(left, 0.5))
             return self._links[peer]
 
     def close(self) -> None:
         """Close all links and the port."""
-        for link in list(self._links.values()):
+        links = list(self._links.values())
+        patience = max((link.patience for link in links), default=0.0)
+        for link in links:
             link.close()
-        self._server.stop(FLUSH_SECONDS).wait(FLUSH_SECONDS + 1)
+        self._server.stop(patience).wait(FLUSH_SECONDS + 1)
 
 
 def bind_first(

@@ -7,6 +7,7 @@ is taken as bytes arrive.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -181,6 +182,9 @@ class Pipe:
         return body, [self._exact(size, deadline) for size in sizes]
 
     def close(self) -> None:
+        # A thread that waits in `receive` would keep the socket open under a mere close.
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def _exact(self, size: int, deadline: float | None) -> bytearray:
