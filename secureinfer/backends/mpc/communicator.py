@@ -30,6 +30,8 @@ _NUMPY: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
 }
 MAX_OBJECT_BYTES = 1 << 20
+_PAIRWISE = 1 << 31
+"""Ordinals of messages between two parties start here, apart from those of collectives."""
 
 
 def tensor_bytes(tensors: Sequence[torch.Tensor]) -> bytes | memoryview:
@@ -72,7 +74,8 @@ class _Done:
 class LinkCommunicator:
     """CrypTen's communicator interface for one rank.
 
-    links: by peer name. names: compute parties in rank order. address: gives each message its Address.
+    links: by peer name. names: compute parties in rank order. address: gives each collective its Address, place: the step
+    that messages between two parties belong to.
     on_open: called with what a reduction gave, for audits. tracing: nothing is sent, only shapes come back.
     """
 
@@ -82,6 +85,7 @@ class LinkCommunicator:
         names: Sequence[str],
         links: Mapping[str, Link],
         address: Callable[[], Address],
+        place: Callable[[], Address],
         *,
         on_open: Callable[[Sequence[torch.Tensor]], None] | None = None,
         tracing: bool = False,
@@ -92,6 +96,8 @@ class LinkCommunicator:
         self.names = tuple(names)
         self._links = links
         self._address = address
+        self._place = place
+        self._pairwise: dict[tuple[str, int], int] = {}
         self._name = self.names[rank]
 
     # -- what CrypTen asks of itself
@@ -159,17 +165,26 @@ class LinkCommunicator:
         ]
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        self._send([tensor], dst, self._address())
+        self._send([tensor], dst, self._pair_address("to", dst))
 
     def recv(self, tensor: torch.Tensor, src: int | None = None) -> torch.Tensor:
-        return self._receive([tensor], self._source(src), self._address())[0]
+        source = self._source(src)
+        return self._receive([tensor], source, self._pair_address("from", source))[0]
+
+    def _pair_address(self, direction: str, peer: int) -> Address:
+        """For messages between two parties, which the others do not see: numbered in each direction of each pair."""
+        count = self._pairwise.get((direction, peer), 0)
+        self._pairwise[direction, peer] = count + 1
+        here = self._place()
+        return Address(here.phase, here.inference, here.step, _PAIRWISE + count)
 
     def isend(self, tensor: torch.Tensor, dst: int) -> _Done:
         self.send(tensor, dst)
         return _Done()
 
     def irecv(self, tensor: torch.Tensor, src: int | None = None) -> _Done:
-        address, source = self._address(), self._source(src)
+        source = self._source(src)
+        address = self._pair_address("from", source)
 
         def fill() -> None:
             tensor.copy_(self._receive([tensor], source, address)[0])
@@ -242,10 +257,10 @@ class LinkCommunicator:
     # -- objects: JSON, never pickle
 
     def send_obj(self, obj: Any, dst: int, group: Any = None) -> None:
-        self._link(dst).send(self._address(), _dump(obj))
+        self._link(dst).send(self._pair_address("to", dst), _dump(obj))
 
     def recv_obj(self, src: int, group: Any = None) -> Any:
-        return _load(self._link(src).receive(self._address()))
+        return _load(self._link(src).receive(self._pair_address("from", src)))
 
     def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
         address = self._address()

@@ -16,6 +16,7 @@ from .communicator import tensor_bytes
 from .correlations import Correlation, combine
 from .party import SESSION, Request
 from .randomness import NONCE_BYTES, Seed, agree_seed, fresh_nonce
+from .seeds import dealer_role
 
 
 def check_distinct(seeds: Sequence[Seed]) -> None:
@@ -80,7 +81,7 @@ class Dealer:
                 mine[name],
                 session=self._session_id,
                 manifest_digest=self._manifest_digest,
-                role=f"dealer and rank {rank}",
+                role=dealer_role(rank),
             )
             for rank, name in enumerate(self.names)
         ]

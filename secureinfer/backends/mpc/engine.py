@@ -18,7 +18,8 @@ from .correlations import FixedProduct
 from .dealer import Dealer, draw, mask_of_weight
 from .kernels import StepCall, lookup
 from .party import Opening, Party, Request
-from .randomness import NONCE_BYTES, Seed, agree_seed, fresh_nonce
+from .randomness import Seed
+from .seeds import agree
 from .values import Operand, Share
 
 if TYPE_CHECKING:
@@ -187,28 +188,8 @@ class MpcEngine(Engine):
 
     def setup(self) -> None:
         """Seeds with the dealer and with every peer (one frame each way), then the masked weights from rank 0."""
-        party, digest = self.party, self.program.manifest_digest
-        address = Address("setup", 0, 0, 0)
-        mine = fresh_nonce()
-        self._links[self._dealer].send(address, mine)
-        nonces = {peer: fresh_nonce() for peer in party.communicator.peers()}
-        for peer, nonce in nonces.items():
-            self._links[party.names[peer]].send(address, nonce)
-        theirs = bytes(self._links[self._dealer].receive(address, NONCE_BYTES))
-        self._seed = agree_seed(
-            mine,
-            theirs,
-            session=self._session_id,
-            manifest_digest=digest,
-            role=f"dealer and rank {party.rank}",
-        )
-        for peer, nonce in nonces.items():
-            other = bytes(self._links[party.names[peer]].receive(address, NONCE_BYTES))
-            low, high = (nonce, other) if party.rank < peer else (other, nonce)
-            for pair in ((party.rank, peer), (peer, party.rank)):
-                party.pair_seeds[pair] = agree_seed(
-                    low, high, session=self._session_id, manifest_digest=digest, role=f"zero sharing {pair}"
-                )
+        digest = self.program.manifest_digest
+        self._seed = agree(self.party, self._links[self._dealer], self._session_id, digest)
         self._open_weights()
 
     def _open_weights(self) -> None:

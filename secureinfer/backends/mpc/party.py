@@ -53,7 +53,7 @@ class Party:
     """State of one rank.
 
     rank: 0 is the model owner. names: compute parties in rank order. pair_seeds: by peer rank, for sharings of zero.
-    audit: called with every Opening; None outside tests.
+    audit: called with every Opening; None outside tests. ask: gets a correlation at once, for programs without a plan.
     """
 
     rank: int
@@ -63,6 +63,7 @@ class Party:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pair_seeds: dict[tuple[int, int], Seed] = field(default_factory=dict)
     audit: Callable[[Opening], None] | None = None
+    ask: Callable[[Correlation, int], Parts] | None = None
 
     def __post_init__(self) -> None:
         self.requests: list[Request] = []
@@ -77,6 +78,7 @@ class Party:
             self.names,
             self.links,
             self._next_address,
+            self._here,
             on_open=None if self.audit is None else self._opened,
             tracing=self.tracing,
         )
@@ -96,6 +98,9 @@ class Party:
         self._message = self._record = self._zero = 0
         self._named = {}
 
+    def _here(self) -> Address:
+        return Address(self.phase, max(self.inference, 0), self.step, 0)
+
     def _next_address(self) -> Address:
         address = Address(self.phase, max(self.inference, 0), self.step, self._message)
         self._message += 1
@@ -114,6 +119,8 @@ class Party:
             self.requests.append(Request(*place, kind))
             return {p.name: torch.empty(p.shape, dtype=p.dtype, device="meta") for p in kind.parts()}
         self._mask = (self.inference, *place)
+        if self.ask is not None:
+            return self.ask(kind, place[1])
         found = self.material.get(self.inference, {}).pop(place, None)
         if found is None:
             raise CorrelationError(
