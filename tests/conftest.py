@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Generator
 
 import pytest
@@ -70,3 +71,10 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: SECUREINFER_REQUIRE names {', '.join(promised)}, but: {why}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> None:
+    """Models and inputs of a test are the same in every run. Protocol randomness is not: it is the system's."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
