@@ -41,9 +41,9 @@ def run(terminal: Terminal, *, runs: int) -> None:
     with terminal.working("starting three parties: data owner, model owner, dealer (gRPC, mutual TLS)"):
         session = api.local_session(program)
     with session:
-        with terminal.working(f"offline: dealing correlated randomness for {runs} inference(s)"):
-            session.prepare(runs)
         for i in range(runs):
+            with terminal.working(f"offline: dealing correlated randomness, {i + 1} of {runs}"):
+                session.prepare()
             with terminal.working(f"online: private inference {i + 1} of {runs}"):
                 secure = embeddings_of(session.infer(*inputs))
         report = session.report()

@@ -91,7 +91,7 @@ class Plaintext:
 
 @dataclass(frozen=True)
 class Figures:
-    """One phase of one party, or of all. Per inference (setup: per session); None is unknown, never 0.
+    """One phase of one party, or of all that took part. Per inference (setup: session); None is unknown.
 
     bytes counts each frame once, at its sender, so that the parties' figures add up to the phase's.
     """

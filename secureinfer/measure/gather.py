@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import TypeVar
 
 from .figures import Figures, Layer, PhaseReport, PlannedStep, ProgramInfo
 from .latency import summarise
 from .stats import PHASES, Phase, RunStats, WorkerStats
 from .traffic import bytes_of, link_differences, run_bytes, run_rounds
+
+N = TypeVar("N", int, float)
 
 LEAST_WARM_RUNS = 2
 LEAST_WARM_MS = 1000.0
@@ -15,7 +20,17 @@ LEAST_WARM_MS = 1000.0
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    """The mean; a whole number stays one, so that exact counts of bytes read as such."""
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return values[0] if all(v == values[0] for v in values) else mean
+
+
+def _total(values: Sequence[N | None]) -> N | None:
+    """The sum, or None if any part of it is unknown."""
+    known = [v for v in values if v is not None]
+    return reduce(add, known) if known and len(known) == len(values) else None
 
 
 def _worst(values: Sequence[int | None]) -> int | None:
@@ -36,17 +51,15 @@ def phase_report(
     # A session's first run pays for pages, caches and lazy imports. Setup happens once: it is no cold run.
     cold = runs[0] if runs and phase != "setup" else None
     parties = {w.party: _party(w, phase, cold) for w in workers}
-    peaks = [f.peak_memory_bytes for f in parties.values() if f.peak_memory_bytes is not None]
-    cpu = [f.cpu_seconds for f in parties.values() if f.cpu_seconds is not None]
-    everybody = len(parties) > 0
+    took_part = [f for f in parties.values() if f.bytes is not None]
     figures = Figures(
         latency=summarise([ms for i, ms in latencies.items() if i != cold]),
         bytes=_mean(list(traffic.values())),
         bytes_received=_mean([sum(bytes_of(r)[1] for r in same) for same in _by_run(workers, phase)]),
         socket_bytes=socket_bytes / len(runs) if socket_bytes is not None and runs else None,
         rounds=_mean(list(rounds.values())),
-        cpu_seconds=sum(cpu) if everybody and len(cpu) == len(parties) else None,
-        peak_memory_bytes=sum(peaks) if everybody and len(peaks) == len(parties) else None,
+        cpu_seconds=_total([f.cpu_seconds for f in took_part]),
+        peak_memory_bytes=_total([f.peak_memory_bytes for f in took_part]),
     )
     return PhaseReport(
         figures,

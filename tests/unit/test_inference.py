@@ -44,7 +44,7 @@ class PlainSession:
     def __exit__(self, *_: object) -> None:
         self.calls.append("closed")
 
-    def prepare(self, count: int) -> None:
+    def prepare(self, count: int = 1) -> None:
         self.prepared += count
 
     def infer(self, *positional: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:

@@ -166,13 +166,24 @@ def test_unknown_is_null_and_never_zero() -> None:
     assert nothing["online"]["latency_ms"] is None and nothing["valid"] is False
 
 
-def test_memory_is_the_sum_of_the_parties_in_the_last_phase_they_ran() -> None:
+def test_memory_and_cpu_time_are_sums_over_the_parties_that_took_part() -> None:
     online = report().online
     assert online.parties["data"].peak_memory_bytes == 300_000_000
-    assert (
-        online.figures.peak_memory_bytes is None
-    )  # the dealer does not run online; its share is unknown there
+    assert online.figures.peak_memory_bytes == 700_000_000  # the dealer takes no part online
+    assert online.figures.cpu_seconds == 1.0
     stats = workers()
+    stats[1]["phases"]["online"][1]["cpu_seconds"] = None
+    assert report(stats=stats).online.figures.cpu_seconds == 1.0  # another run tells
+    for each in stats[1]["phases"]["online"]:
+        each["cpu_seconds"] = None
+    assert report(stats=stats).online.figures.cpu_seconds is None
+
+
+def test_peak_memory_of_each_phase_is_taken_where_workers_tell_it() -> None:
+    stats = workers()
+    assert (
+        report(stats=stats).offline.parties["data"].peak_memory_bytes is None
+    )  # read after the online phase
     for worker in stats:
         for runs in worker["phases"].values():
             for each in runs:
