@@ -41,6 +41,9 @@ READY = Address("control", 0, 0, 3)
 have said so, so that a fault before it is read from the party that had it.
 """
 
+INDIRECT = 1.5
+"""Deadlines that a wait takes where the peer itself waits for a third party."""
+
 MAX_COMMAND_BYTES = 1 << 10
 MAX_ANSWER_BYTES = 16 << 20
 
@@ -50,11 +53,14 @@ _EMPTY = b""
 class DataOwnerSession:
     """The data owner's side: it drives."""
 
-    def __init__(self, engine: Engine, statistics: Statistics, model_owner: Link, dealer: Link) -> None:
+    def __init__(
+        self, engine: Engine, statistics: Statistics, model_owner: Link, dealer: Link, *, step: float
+    ) -> None:
         self._engine = engine
         self._statistics = statistics
         self._model_owner = model_owner
         self._dealer = dealer
+        self._step = step
         self._next = 0
         self._ready: deque[int] = deque()
 
@@ -73,7 +79,12 @@ class DataOwnerSession:
             self._model_owner.send(begin, _EMPTY)
             self._dealer.send(begin, _EMPTY)
             self._engine.prepare(index)
-            self._model_owner.receive(Address("offline", index, 0, 1), 0)
+            # The model owner waits for the dealer meanwhile: its own deadline comes first, and names the dealer.
+            address, _ = self._model_owner.receive_any(INDIRECT * self._step)
+            if address != Address("offline", index, 0, 1):
+                raise WireError(
+                    f"{self._model_owner.peer}: expected its word on inference {index}, got {address}"
+                )
         self._ready.append(index)
         return index
 

@@ -238,7 +238,11 @@ class Worker:
                 if self.engine is None:
                     raise SessionError("there is no engine")
                 session = DataOwnerSession(
-                    self.engine, statistics, self.links[hello.model_owner], self.links[hello.dealer]
+                    self.engine,
+                    statistics,
+                    self.links[hello.model_owner],
+                    self.links[hello.dealer],
+                    step=s.deadlines.step,
                 )
                 session.setup()
         except SecureInferError as error:

@@ -62,6 +62,8 @@ def options(keepalive: float, *, max_message_bytes: int = MAX_SLICE_BYTES) -> li
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
+        # What a ping waits for its answer; its default of a minute is what holds, not the time-out above.
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),

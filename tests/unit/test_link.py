@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -380,3 +383,42 @@ def test_a_peer_that_never_connects_is_named(certificates: dict[Identity, Creden
     with listening(certificates) as listener:
         with pytest.raises(PeerError, match="data_owner: did not connect within 0.2 s"):
             listener.accept("data_owner", 0.2)
+
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from secureinfer.transport.base import Clock
+from secureinfer.transport.grpc_link import Limits, dial
+from secureinfer.transport.tls import Identity, load_credentials
+folder, port = Path(sys.argv[1]), int(sys.argv[2])
+me, peer = Identity("data_owner", "data_owner"), Identity("model_owner", "model_owner")
+mine = load_credentials(me, folder / "ca.pem", folder / "data_owner.pem", folder / "data_owner.key")
+link = dial("127.0.0.1", port, mine, peer, b"s" * 16, b"t" * 32, Clock(), Limits(20.0, 0.3), timeout=10)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_stopped_peer_is_noticed_by_keep_alive_where_no_deadline_runs(
+    certificates: dict[Identity, Credentials],
+) -> None:
+    listener = Listener(
+        certificates[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(20.0, 0.3)
+    )
+    folder = certificates[OWNER].ca.parent
+    child = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(folder), str(listener.port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        link = listener.accept("data_owner", 10)
+        child.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(PeerError, match="data_owner"):
+            link.receive_any()
+        assert time.monotonic() - start < 5
+    finally:
+        child.kill()
+        child.wait()
+        listener.close()
