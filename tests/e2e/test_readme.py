@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def test_the_example_runs_as_shown_and_its_answer_is_right(tmp_path: Path) -> No
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
