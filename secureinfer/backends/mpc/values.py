@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,7 +13,7 @@ from ...graph.ir import Edge, Visibility
 class Share:
     """This party's additive share of a fixed-point tensor: int64, value = sum of shares / 2**scale."""
 
-    tensor: torch.Tensor
+    tensor: torch.Tensor = field(repr=False)
     scale: int
 
     @property
@@ -31,7 +31,7 @@ class Operand:
 
     edge: Edge
     share: Share | None = None
-    plain: torch.Tensor | None = None
+    plain: torch.Tensor | None = field(default=None, repr=False)
     owner_rank: int | None = None
 
     @property
