@@ -20,7 +20,8 @@ import grpc
 
 from ..config import Settings
 from ..errors import AuthenticationError, PeerError, SecureInferError, SessionError, SettingsError
-from ..transport.grpc_link import bind_first, options
+from ..transport.grpc_link import options
+from ..transport.grpc_listener import bind_first
 from ..transport.tls import Identity, load_credentials, peer_identity
 from ..v1 import control_pb2, control_pb2_grpc
 from .control import MAX_CONTROL_BYTES, TOKEN_BYTES

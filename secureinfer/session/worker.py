@@ -15,117 +15,30 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config import Settings, make_settings
 from ..errors import HandshakeError, PeerError, SecureInferError, SessionError, SettingsError, UnsafeError
 from ..transport.base import Clock
-from ..transport.grpc_link import GrpcLink, Limits, Listener, dial
+from ..transport.grpc_link import GrpcLink, Limits, dial
+from ..transport.grpc_listener import Listener
 from ..transport.tls import Credentials, Identity, load_credentials
-from ..transport.wire import Pipe
 from . import faults
 from .control import ControlClient, Place
 from .handshake import Hello, make_hello
 from .launch import inherited_pipe
 from .manifest import read_manifest
+from .process import Loading, Parent
 from .session import DataOwnerSession, DealerSession, ModelOwnerSession
 from .statistics import Statistics
 
 if TYPE_CHECKING:
     from ..backends.base import Engine
-    from ..plan.program import Program
 
 log = logging.getLogger("secureinfer.session")
 
-HEARTBEAT_SECONDS = 1.0
-GRACE_SECONDS = 2.0
 START_SECONDS = 60.0
-
-Message = tuple[dict[str, Any], list[bytearray]]
-
-
-class Parent:
-    """The starter's end of the pipe: its messages in a queue, and the end of this process when it goes
-    away.
-    """
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-
-    def watch(self) -> None:
-        threading.Thread(target=self._read, name="parent", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self._messages.put(self._pipe.receive())
-        except (SecureInferError, OSError):
-            self._messages.put(None)
-            time.sleep(GRACE_SECONDS)
-            # The main thread is inside a computation or a wait that nobody needs any more. The system closes
-            # the sockets, which the peers see at once, and frees the memory that held shares and seeds.
-            os._exit(0)
-
-    def next(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when the starter is gone. Raises queue.Empty after `timeout` seconds."""
-        return self._messages.get(timeout=timeout)
-
-    def send(self, body: dict[str, Any], blobs: list[Any] | None = None) -> None:
-        with self._lock:
-            self._pipe.send(body, blobs or [])
-
-    @contextlib.contextmanager
-    def heartbeat(self) -> Iterator[None]:
-        """Tell the starter now and then that this process is alive, while a call runs."""
-        done = threading.Event()
-
-        def beat() -> None:
-            while not done.wait(HEARTBEAT_SECONDS):
-                with contextlib.suppress(SecureInferError):
-                    self.send({"alive": True})
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-
-class Loading:
-    """A program and its engine's code, loaded in a thread of its own while the links come up."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._program: Program | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._load, name="loading", daemon=True)
-        self._thread.start()
-
-    def _load(self) -> None:
-        try:
-            import torch
-
-            from .. import backends  # noqa: F401
-            from ..plan.program import Program
-
-            torch.set_num_threads(self._settings.worker_threads)
-            private = self._settings.role == "model_owner"
-            self._program = Program.load(self._settings.program, allow_private=private)
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Program:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        if self._program is None:
-            raise SessionError("the program was not loaded")
-        return self._program
 
 
 class Worker:

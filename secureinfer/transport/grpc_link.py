@@ -8,32 +8,29 @@ bounded queue of this process.
 
 from __future__ import annotations
 
-import hmac
-import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from ..errors import AuthenticationError, PeerError, SecureInferError, SessionError, WireError
+from ..errors import AuthenticationError, PeerError, SecureInferError, WireError
 from .base import Clock
 from .framing import FramedLink
-from .tls import Credentials, Identity, diagnose, peer_identity
+from .send_queue import MAX_SLICE_BYTES, SendQueue
+from .tls import Credentials, Identity, diagnose
 from .wire import Buffer
 
 METHOD = "/secureinfer.v1.Data/Stream"
-MAX_SLICE_BYTES = 1 << 20
 MAX_QUEUED_BYTES = 1 << 30
 WINDOW_BYTES = 16 << 20
 FLUSH_SECONDS = 2.0
 
-_TOKEN_KEY = "secureinfer-token-bin"
-_SESSION_KEY = "secureinfer-session-bin"
-_ACCEPTED_KEY = "secureinfer-accepted"
+TOKEN_KEY = "secureinfer-token-bin"
+SESSION_KEY = "secureinfer-session-bin"
+ACCEPTED_KEY = "secureinfer-accepted"
 
 
 @dataclass(frozen=True)
@@ -76,74 +73,8 @@ def options(keepalive: float, *, max_message_bytes: int = MAX_SLICE_BYTES) -> li
     ]
 
 
-class SendQueue:
-    """The iterator that gRPC pulls messages from: joins small frames, ends at `finish`, bounds what waits."""
-
-    def __init__(self, limit: int) -> None:
-        self._items: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._limit = limit
-        self._queued = 0
-        self._changed = threading.Condition()
-        self._held: bytes | None = None
-        self._done = False
-        self.ended = threading.Event()
-
-    def put(self, slices: list[bytes], deadline: float) -> bool:
-        """False past the deadline. A frame larger than the limit is taken once the queue is below it."""
-        with self._changed:
-            while self._queued >= self._limit and not self.ended.is_set():
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    return False
-            self._queued += sum(len(s) for s in slices)
-        for item in slices:
-            self._items.put(item)
-        return True
-
-    def finish(self) -> None:
-        """Send what is queued, then end the stream."""
-        self._items.put(None)
-
-    def abandon(self) -> None:
-        """The stream is over: wake everybody who waits."""
-        self.ended.set()
-        self._items.put(None)
-        with self._changed:
-            self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        item = self._held
-        self._held = None
-        if item is None:
-            item = None if self._done else self._items.get()
-        if item is None or self.ended.is_set():
-            self.ended.set()
-            with self._changed:
-                self._changed.notify_all()
-            raise StopIteration
-        size = len(item)
-        parts = [item]
-        while size < MAX_SLICE_BYTES and not self._items.empty():
-            more = self._items.get()
-            if more is None:
-                self._done = True
-                break
-            if size + len(more) > MAX_SLICE_BYTES:
-                self._held = more
-                break
-            parts.append(more)
-            size += len(more)
-        with self._changed:
-            if self._queued >= self._limit:
-                self._changed.notify_all()
-            self._queued -= size
-        return item if len(parts) == 1 else b"".join(parts)
-
-
 class GrpcLink(FramedLink):
-    """A Link on one gRPC stream. `dial` and `Listener.accept` make them."""
+    """A Link on one gRPC stream. `dial` and grpc_listener.Listener make them."""
 
     def __init__(
         self,
@@ -261,7 +192,7 @@ def dial(
     channel = open_channel(host, port, credentials, peer, limits.keepalive, timeout=timeout)
     outgoing = SendQueue(limits.queued_bytes)
     stream: Any = channel.stream_stream(METHOD)  # typed for messages; these are bytes
-    call: Any = stream(iter(outgoing), metadata=((_SESSION_KEY, session_id), (_TOKEN_KEY, token)))
+    call: Any = stream(iter(outgoing), metadata=((SESSION_KEY, session_id), (TOKEN_KEY, token)))
     timer = threading.Timer(max(0.1, stop - time.monotonic()), call.cancel)
     timer.daemon = True
     timer.start()
@@ -269,7 +200,7 @@ def dial(
         accepted = {key for key, _ in call.initial_metadata()}
     finally:
         timer.cancel()
-    if _ACCEPTED_KEY not in accepted:
+    if ACCEPTED_KEY not in accepted:
         error = _from_status(peer.name, call.code(), call.details() or "")
         outgoing.abandon()
         channel.close()
@@ -324,119 +255,6 @@ def open_channel(
         ready.cancel()
         channel.close()
         raise
-
-
-class Listener:
-    """A worker's data port: takes one stream from each expected peer of one session, and refuses all else.
-
-    expected: who may connect, each with its token. ports: tried in order; 0 lets the system choose.
-    Raises SessionError if no port is free.
-    """
-
-    def __init__(
-        self,
-        credentials: Credentials,
-        bind: str,
-        ports: range | tuple[int, ...],
-        session_id: bytes,
-        expected: Mapping[Identity, bytes],
-        clock: Clock,
-        limits: Limits,
-    ) -> None:
-        self._expected = dict(expected)
-        self._session_id = session_id
-        self._clock = clock
-        self._limits = limits
-        self._links: dict[str, GrpcLink] = {}
-        self._arrived = threading.Condition()
-        # A handler's thread feeds its stream's sending side for the whole session, so each peer needs one;
-        # one more answers those that are refused.
-        workers = len(self._expected) + 1
-        self._server = grpc.server(
-            ThreadPoolExecutor(workers, thread_name_prefix="link"), options=options(limits.keepalive)
-        )
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._stream)
-        service, method = METHOD[1:].split("/")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
-        self.port = bind_first(self._server, bind, ports, credentials.for_server())
-        self._server.start()
-
-    def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            identity = self._admit(context)
-        except AuthenticationError as error:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, error.for_peer)
-        outgoing = SendQueue(self._limits.queued_bytes)
-        with self._arrived:
-            if identity.name in self._links:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, "this party is connected already")
-            self._links[identity.name] = GrpcLink(
-                identity.name, self._session_id, self._clock, self._limits, incoming, outgoing, context, None
-            )
-            context.send_initial_metadata(((_ACCEPTED_KEY, "1"),))
-            self._arrived.notify_all()
-        return outgoing
-
-    def _admit(self, context: grpc.ServicerContext) -> Identity:
-        identity = peer_identity(context)
-        sent = dict(context.invocation_metadata() or ())
-        token = self._expected.get(identity)
-        if token is None:
-            raise AuthenticationError(
-                f"{identity} has no part in this session", public_detail="not a party of it"
-            )
-        if not _equal(sent.get(_SESSION_KEY), self._session_id) or not _equal(sent.get(_TOKEN_KEY), token):
-            raise AuthenticationError(
-                f"{identity} came with another session's token", public_detail="session token"
-            )
-        return identity
-
-    def accept(self, peer: str, timeout: float) -> GrpcLink:
-        """The link of a peer that dialled, waiting for it.
-
-        Raises PeerError naming it after `timeout` seconds, and at once the reason for which another link
-        ended.
-        """
-        stop = time.monotonic() + timeout
-        with self._arrived:
-            while peer not in self._links:
-                ended = next((f for link in self._links.values() if (f := link.failure)), None)
-                if ended is not None:
-                    raise ended
-                left = stop - time.monotonic()
-                if left <= 0:
-                    raise PeerError(peer, f"did not connect within {timeout:g} s")
-                self._arrived.wait(min(left, 0.5))
-            return self._links[peer]
-
-    def close(self) -> None:
-        """Close all links and the port."""
-        links = list(self._links.values())
-        patience = max((link.patience for link in links), default=0.0)
-        for link in links:
-            link.close()
-        self._server.stop(patience).wait(FLUSH_SECONDS + 1)
-
-
-def bind_first(
-    server: grpc.Server, bind: str, ports: range | tuple[int, ...], credentials: grpc.ServerCredentials
-) -> int:
-    """Bind the first free port. Raises SessionError naming the range if none is."""
-    for port in ports:
-        try:
-            bound = server.add_secure_port(f"{bind}:{port}", credentials)
-        except RuntimeError:
-            continue
-        if bound:
-            return int(bound)
-    shown = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
-    raise SessionError(f"no free port among {shown} on {bind}; end what listens there or change the settings")
-
-
-def _equal(a: object, b: bytes) -> bool:
-    return isinstance(a, bytes) and hmac.compare_digest(a, b)
 
 
 def _from_status(peer: str, code: grpc.StatusCode, details: str) -> SecureInferError:

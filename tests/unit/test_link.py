@@ -16,7 +16,8 @@ import pytest
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, SessionError, WireError
 from secureinfer.transport.base import HEADER_BYTES, Address, Clock, Counter
 from secureinfer.transport.framing import ERROR, FramedLink
-from secureinfer.transport.grpc_link import GrpcLink, Limits, Listener, dial, open_channel
+from secureinfer.transport.grpc_link import GrpcLink, Limits, dial, open_channel
+from secureinfer.transport.grpc_listener import Listener
 from secureinfer.transport.memory import memory_links
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header
