@@ -8,6 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+OLDEST_VENV := .venv-torch2.13
+# More for pip to install. === takes the build that torchvision matches, and no local one such as 2.13.0+cpu.
+WITH ?=
 # The set-up is done once for each content of pyproject.toml.
 STAMP := $(VENV)/.setup-$(firstword $(shell cksum < pyproject.toml))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -17,8 +20,8 @@ help:
 	@echo "make setup     create $(VENV) and install everything into it (once; a few minutes)"
 	@echo "make demo      three parties compare sentences privately with a real MiniLM"
 	@echo "make test      ruff, mypy, import contracts and the tests (under 12 minutes on two cores)"
-	@echo "make test-all  the same with the slow tests"
-	@echo "make clean     remove $(VENV) and caches"
+	@echo "make test-all  the same with the slow tests, and once more on torch 2.13"
+	@echo "make clean     remove the environments and caches"
 
 setup: $(STAMP)
 
@@ -27,7 +30,7 @@ $(STAMP): pyproject.toml
 	@echo "setup 1/3: creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "setup: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@echo "setup 2/3: installing secureinfer[hf,dev] (PyTorch is the large part; some minutes)"
-	@$(PIP) install $(PIP_FLAGS) -e '.[hf,dev]'
+	@$(PIP) install $(PIP_FLAGS) -e '.[hf,dev]' $(WITH)
 	@echo "setup 3/3: checking that the installed packages fit together"
 	@$(PIP) check
 	@rm -f $(VENV)/.setup-*
@@ -50,7 +53,10 @@ test: check
 
 test-all: check
 	@$(BIN)/python -m pytest
+	@echo "test-all: again on the oldest torch that is supported"
+	@$(MAKE) --no-print-directory VENV=$(OLDEST_VENV) WITH="'torch===2.13.0'" setup
+	@$(OLDEST_VENV)/bin/python -m pytest -m "not slow"
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLDEST_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

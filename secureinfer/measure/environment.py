@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,20 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("secureinfer", "torch", "crypten", "grpcio")},
     }
+
+
+def network_between(hosts: Sequence[str]) -> dict[str, Any]:
+    """What lies between the parties: loopback, or None where peers are elsewhere and nobody measured it."""
+    return {"name": "loopback" if hosts and all(map(_is_loopback, hosts)) else None, "source": "measured"}
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _processor() -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from .environment import environment
+from .environment import environment, network_between
 from .figures import CallerTimings, PhaseReport, Plaintext, ProgramInfo
 from .gather import faults, phase_report
 from .stats import PHASES, Phase, parse_worker
@@ -134,7 +134,7 @@ def build_report(
     return Report(
         program=program,
         environment=environment(),
-        network=dict(network or {"name": "loopback", "source": "measured"}),
+        network=dict(network or network_between([])),
         phases=phases,
         roles={w.party: w.role for w in workers},
         faults=tuple(faults(program, workers, phases["online"])),

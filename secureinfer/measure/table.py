@@ -102,7 +102,7 @@ def _lines(report: Report) -> Iterator[str]:
     environment = report.environment
     yield (
         f"on {environment.get('processor') or 'an unknown processor'}, {environment.get('cores')} core(s), "
-        f"torch {environment.get('torch')}, network: {report.network.get('name')}"
+        f"torch {environment.get('torch')}, network: {report.network.get('name') or 'unknown'}"
     )
     for switch in report.program.unsafe:
         yield f"UNSAFE: {switch} is on"

@@ -105,11 +105,15 @@ class Session:
 
     def report(self) -> Report:
         """What the session has cost so far, at every party."""
+        from ..measure.environment import network_between
         from ..measure.report import build_report
 
         body, _ = self._request({"op": "report"})
         timings = CallerTimings(self._setup_ms, dict(self._timings["offline"]), dict(self._timings["online"]))
-        return build_report(_program_info(self.program, self._settings), body["parties"], timings)
+        peers = (self._settings.peers.model_owner, self._settings.peers.dealer)
+        network = network_between([peer.host for peer in peers if peer is not None])
+        info = _program_info(self.program, self._settings)
+        return build_report(info, body["parties"], timings, network=network)
 
     def close(self) -> None:
         """End the session at every party. May be called twice."""

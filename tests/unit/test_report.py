@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from secureinfer.errors import WireError
+from secureinfer.measure.environment import network_between
 from secureinfer.measure.figures import CallerTimings, Plaintext, PlannedStep, ProgramInfo
 from secureinfer.measure.latency import summarise
 from secureinfer.measure.report import Report, build_report
@@ -197,6 +198,21 @@ def test_layers_group_steps_by_module_and_take_the_slowest_party() -> None:
     assert layers["encoder.fc"].latency_ms == 9 + 1
     assert layers["encoder.fc"].bytes == 2000
     assert layers["encoder.fc"].rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    [
+        (["127.0.0.1", "127.0.0.2"], "loopback"),
+        (["localhost", "[::1]"], "loopback"),
+        (["127.0.0.1", "dealer.example.org"], None),
+        (["10.0.0.1"], None),
+        ([], None),
+    ],
+)
+def test_a_network_that_nobody_measured_has_no_name(hosts: list[str], name: str | None) -> None:
+    assert network_between(hosts) == {"name": name, "source": "measured"}
+    assert report().to_dict()["network"]["name"] is None
 
 
 def test_socket_bytes_are_per_inference() -> None:
