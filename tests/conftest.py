@@ -44,6 +44,7 @@ THINGS: dict[str, Callable[[], str | None]] = {
     "grpcio-tools": _modules("grpc_tools"),
     "gpu": _gpu,
     "netns": _netns,
+    "notebook": _modules("nbclient", "ipykernel"),
 }
 """Name -> probe: None if the thing is here, else why not."""
 
