@@ -50,7 +50,7 @@ def unavailable() -> str | None:
 @functools.cache
 def has_netem() -> bool:
     """Whether this kernel can delay, slow down and lose packets itself."""
-    if shutil.which("tc") is None:
+    if shutil.which("tc") is None or unavailable() is not None:
         return False
     probe = ("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     return attempt("unshare", "--net", *probe).returncode == 0

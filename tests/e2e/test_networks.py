@@ -108,10 +108,14 @@ def result(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.communicate(timeout=60)[0])
 
 
-@pytest.fixture(params=MECHANISMS)
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+@pytest.fixture(autouse=True)
+def _possible() -> None:
     if (why := unavailable()) is not None:
         pytest.skip(why)
+
+
+@pytest.fixture(params=MECHANISMS)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     with Network(["a", "b", "c"], mechanism=request.param) as made:
         yield made
 
