@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from secureinfer import demo, inference, minilm
 from secureinfer.errors import InputError
 from secureinfer.graph.ir import DATA_OWNER, Edge, Graph, Visibility
 from secureinfer.measure.figures import CallerTimings, ProgramInfo
+from secureinfer.measure.load import OtherLoad
 from secureinfer.measure.report import Report, build_report
 from secureinfer.plan.spec import Cost
 from secureinfer.terminal import Terminal
@@ -112,9 +114,18 @@ def test_the_demo_measures_secure_against_plaintext(
     assert report["overhead"]["online"]["ratio"] == pytest.approx(700 / report["plaintext"]["latency_ms"])
 
 
-def test_a_baseline_that_drifts_is_not_to_be_quoted() -> None:
-    assert demo.unrest([10.0, 11.0, 90.0], [12.0, 14.0, 13.0]) == []
-    assert "not quiet" in demo.unrest([10.0, 11.0, 12.0], [20.0, 21.0, 22.0])[0]
+def test_a_baseline_on_a_busy_machine_is_not_to_be_quoted() -> None:
+    def baseline(times_ms: list[float], others: float | None) -> demo.Baseline:
+        load = OtherLoad()
+        load.cores = others
+        return demo.Baseline(torch.zeros(1), times_ms, load)
+
+    quiet = baseline([10.0, 11.0, 90.0], 0.1)
+    assert demo.unrest(quiet, baseline([12.0, 14.0, 13.0], None)) == []
+    (drift,) = demo.unrest(quiet, baseline([20.0, 21.0, 22.0], 0.1))
+    assert "11.0 ms before" in drift and "21.0 ms after" in drift
+    (busy,) = demo.unrest(quiet, baseline([10.0, 11.0, 12.0], float(os.cpu_count() or 1)))
+    assert "not quiet" in busy and "after" in busy
 
 
 def test_the_demo_shows_pairs_and_cost_to_people(

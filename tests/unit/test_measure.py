@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secureinfer.measure.latency import percentile, summarise, time_calls
+from secureinfer.measure.load import OtherLoad
 from secureinfer.measure.memory import peak_memory_bytes
 from secureinfer.measure.proxy import CountingProxy
 
@@ -55,6 +57,7 @@ def test_peak_memory_is_of_this_program_and_not_of_its_parent() -> None:
     ballast[::4096] = b"x" * len(ballast[::4096])
     assert peak_memory_bytes() > 200_000_000
     code = """
+from secureinfer.measure.load import OtherLoad
 from secureinfer.measure.memory import peak_memory_bytes
 print(peak_memory_bytes())
 ballast = bytearray(50_000_000)
@@ -100,3 +103,33 @@ def test_the_proxy_hides_no_absent_peer_and_ends_with_its_block() -> None:
         assert client.recv(1) == b""
     with pytest.raises(OSError):
         socket.create_connection(proxy.address, timeout=1)
+
+
+BURN = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
+
+
+def test_other_load_sees_another_process_and_not_this_one() -> None:
+    def burn(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+
+    with OtherLoad() as alone:
+        burn(1.0)
+    other = subprocess.Popen([sys.executable, "-c", BURN])
+    try:
+        with OtherLoad() as beside:
+            time.sleep(1.0)
+    finally:
+        other.kill()
+        other.wait()
+    if alone.cores is None or beside.cores is None:
+        pytest.skip("this system does not tell")
+    assert beside.cores > 0.4  # on a loaded machine the other process gets less than its core
+    assert beside.disturbs(os.cpu_count() or 1)
+
+
+def test_a_block_too_short_for_the_kernels_ticks_says_nothing() -> None:
+    with OtherLoad() as load:
+        pass
+    assert load.cores is None and not load.disturbs(1)
