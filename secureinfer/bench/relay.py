@@ -28,7 +28,7 @@ TUNSETIFF = 0x400454CA
 TUNSETOFFLOAD = 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 # With these, TCP hands over up to 64 KiB as one packet, segmented as its MTU asks only in name, and leaves out
-# the checksum: 1.5 GB/s instead of 0.1 with an MTU of 1500. Its header goes along to the other device as it is.
+# the checksum: measured 0.8 to 1.3 GB/s, and without it 0.1. Its header goes along to the other device as it is.
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 HEADER = 10  # struct virtio_net_hdr, before the IP packet
 MAX_PACKET = HEADER + 65536
