@@ -86,6 +86,13 @@ class Graph:
     def edge(self, name: str) -> Edge:
         return self.edges[name]
 
+    def rank_of(self, name: str) -> int:
+        """Rank of a compute party: 0 is the model owner, data owners follow in the order of their first input."""
+        if name == MODEL_OWNER:
+            return 0
+        owners = self.owners()
+        return 1 + owners.index(name) if name in owners else 1
+
     def owners(self) -> tuple[str, ...]:
         """Data owners, in the order of their first input."""
         seen: dict[str, None] = {}

@@ -29,7 +29,7 @@ MAX_NAME = 512
 MAX_SIZE = 1 << 40
 MAX_DIMENSIONS = 16
 MAX_MESSAGES = 4096
-PATTERNS = frozenset("xorb")
+PATTERNS = frozenset("xb0123456789")
 """Letters of Cost.messages."""
 NO_DATA_OWNER = (None, MODEL_OWNER, "dealer")
 

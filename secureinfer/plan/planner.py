@@ -15,8 +15,16 @@ BEGIN = Node("begin", "begin", (), ())
 
 
 def reveal_node(graph: Graph) -> Node:
-    """The last step of every plan: the outputs go to those who may have them."""
-    return Node("reveal", "reveal", graph.outputs, ())
+    """The last step of every plan: the outputs go to the ranks that may have them, and to nobody else.
+
+    ranks: who gets them. owners: for each output, the rank that holds it in plain, or None.
+    """
+    edges = [graph.edge(name) for name in graph.outputs]
+    attrs = {
+        "ranks": sorted(graph.rank_of(name) for name in graph.reveal_to),
+        "owners": [None if e.owner is None else graph.rank_of(e.owner) for e in edges],
+    }
+    return Node("reveal", "reveal", graph.outputs, (), attrs)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from ..graph.ir import Edge, Graph, Node
 def advance(clocks: Sequence[int], messages: str) -> list[int]:
     """The parties' Lamport clocks after a sequence of message patterns.
 
-    messages: one letter a pattern. x: every party sends to every other. o: every other party sends to rank 0.
-    r: every other party sends to rank 1. b: rank 1 sends to every other party.
+    messages: one character a pattern. x: every party sends to every other. b: rank 1 sends to every other party.
+    A digit: every other party sends to that rank.
     A clock for each party is needed, because messages overlap: after a one-way message the sender goes on at once, so that
     a one-way message followed by an exchange costs less than the sum.
     """
@@ -22,8 +22,8 @@ def advance(clocks: Sequence[int], messages: str) -> list[int]:
         sent = [c + 1 for c in clocks]
         if letter == "x":
             clocks = [max([c, *sent[:i], *sent[i + 1 :]]) for i, c in enumerate(clocks)]
-        elif letter in "or":
-            to = 0 if letter == "o" else 1
+        elif letter.isdecimal() and int(letter) < len(clocks):
+            to = int(letter)
             clocks[to] = max([clocks[to], *sent[:to], *sent[to + 1 :]])
         elif letter == "b":
             clocks = [c if i == 1 else max(c, sent[1]) for i, c in enumerate(clocks)]

@@ -57,6 +57,7 @@ class Measured:
     dealt_bytes: int = 0
     setup_bytes: int = 0
     openings: list[list[Opening]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
 
 
 def dtype_name(t: torch.Tensor) -> str:
@@ -129,7 +130,10 @@ def one_step(
         constants=tuple(constants),
         outputs=("y",),
     )
-    begin, reveal = Node("begin", "begin", (), ()), Node("reveal", "reveal", ("y",), ())
+    begin, reveal = (
+        Node("begin", "begin", (), ()),
+        Node("reveal", "reveal", ("y",), (), {"ranks": [1], "owners": [1 if private else None]}),
+    )
     context = step_context(graph, node, parties, options)
     spec = (
         CATALOG.specs[kernel] if kernel else next(s for s in CATALOG.for_op(op) if s.accepts(context) is None)
@@ -206,7 +210,7 @@ def run(
         raise errors[0]
     if any(t.is_alive() for t in threads):
         raise TimeoutError("the parties did not end")
-    measured = Measured(results["data_owner"] or {}, openings=openings)
+    measured = Measured(results["data_owner"] or {}, openings=openings, results=results)
     for _name, peers in links.items():
         for _peer, link in peers.items():
             for (phase, _, at), counter in link.counters().items():

@@ -59,7 +59,7 @@ def check(kernel: str, case: Case, parties: int) -> None:
     measured = run(program, inputs, parties=parties, step=step.index)
     got = measured.outputs["y"]
     assert got.shape == expected.shape
-    shown = "r" if program.graph.edge("y").visibility is Visibility.SHARED else ""
+    shown = "1" if program.graph.edge("y").visibility is Visibility.SHARED else ""
     declared = (
         longest_chain(step.cost.messages + shown, parties),
         step.cost.bytes,

@@ -344,3 +344,35 @@ def run_on(program: Program, links: Any) -> None:
     for t in threads:
         t.join(60)
     assert failures == []
+
+
+# -- R5: who gets the outputs
+
+
+@pytest.mark.parametrize("reveal_to", [("data_owner",), ("model_owner",), ("data_owner", "model_owner")])
+def test_the_output_goes_to_those_it_is_revealed_to_and_to_nobody_else(reveal_to: tuple[str, ...]) -> None:
+    torch.manual_seed(2)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), torch.randn(2, 4)
+    program = si.compile(model, (x,), reveal_to=reveal_to)
+    measured = run(program, dict(zip(program.graph.inputs, (x,), strict=True)), audit=True)
+    ranks = {"model_owner": 0, "data_owner": 1}
+    for name, rank in ranks.items():
+        opened = [o for o in measured.openings[rank] if o.what == "output"]
+        assert len(opened) == (name in reveal_to)
+        answer = measured.results[name]
+        if name in reveal_to:
+            assert float((next(iter(answer.values())) - model(x)).abs().max()) < 1e-3
+        else:
+            assert answer is None
+    assert measured.bytes + 64 == program.plan.totals.bytes  # the begin frame is the session's
+
+
+def test_an_owners_plain_output_is_opened_to_the_other_only_where_that_is_declared() -> None:
+    x = torch.randn(2, 4)
+    for reveal_to in (("data_owner",), ("model_owner",)):
+        program = si.compile(torch.nn.ReLU(), (x,), reveal_to=reveal_to)
+        measured = run(program, dict(zip(program.graph.inputs, (x,), strict=True)), audit=True)
+        opened = [o for o in measured.openings[0] if o.what == "output"]
+        assert len(opened) == (reveal_to == ("model_owner",))
+        got = measured.results[reveal_to[0]]
+        assert float((next(iter(got.values())) - x.relu()).abs().max()) < 1e-4

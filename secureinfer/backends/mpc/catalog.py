@@ -132,10 +132,19 @@ def _begin(c: StepContext) -> Cost:
 
 
 def _reveal(c: StepContext) -> Cost:
-    shared = [e for e in c.inputs if _shared(e)]
-    if not shared:
-        return Cost()
-    return to_one(c.parties, WORD * sum(e.numel for e in shared), "r")
+    """For each receiver, a frame from every other party with the outputs that the receiver does not hold in plain."""
+    total = Cost()
+    for rank in c.node.attrs["ranks"]:
+        opened = [
+            e for e, owner in zip(c.inputs, c.node.attrs["owners"], strict=True) if _opened_to(e, owner, rank)
+        ]
+        if opened:
+            total = total + to_one(c.parties, WORD * sum(e.numel for e in opened), rank)
+    return total
+
+
+def _opened_to(edge: Edge, owner: int | None, rank: int) -> bool:
+    return not _public(edge) and owner != rank
 
 
 _row("begin", "begin", _any, _begin, _exact, "DESIGN section 5: the index is burnt on both sides first")

@@ -36,9 +36,9 @@ def exchange(p: int, payload: int) -> Cost:
     return Cost("x", p * (p - 1) * (payload + HEADER_BYTES), parties=p)
 
 
-def to_one(p: int, payload: int, pattern: str = "o") -> Cost:
-    """Every party but one sends that one a frame. pattern: o for rank 0, r for rank 1."""
-    return Cost(pattern, (p - 1) * (payload + HEADER_BYTES), parties=p)
+def to_one(p: int, payload: int, rank: int = 0) -> Cost:
+    """Every party but one sends that one a frame."""
+    return Cost(str(rank), (p - 1) * (payload + HEADER_BYTES), parties=p)
 
 
 def dealt(payload: int) -> Cost:

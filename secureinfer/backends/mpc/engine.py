@@ -84,13 +84,6 @@ class _Runner:
         self.times: dict[int, float] = {}
         self._last_use = self._uses()
 
-    def rank_of(self, owner: str) -> int:
-        """Rank of an owner name: the model owner is rank 0, data owners follow in the order of their inputs."""
-        if owner == MODEL_OWNER:
-            return 0
-        owners = self.graph.owners()
-        return 1 + owners.index(owner) if owner in owners else 1
-
     def _uses(self) -> dict[str, int]:
         last: dict[str, int] = {}
         for step in self.program.plan.steps:
@@ -126,7 +119,7 @@ class _Runner:
         return result
 
     def _revealed(self, values: Sequence[Share | torch.Tensor | None]) -> dict[str, torch.Tensor] | None:
-        if any(self.rank_of(name) == self.party.rank for name in self.graph.reveal_to):
+        if any(self.graph.rank_of(name) == self.party.rank for name in self.graph.reveal_to):
             return {
                 name: value
                 for name, value in zip(self.graph.outputs, values, strict=True)
@@ -146,7 +139,7 @@ class _Runner:
         if edge.visibility is Visibility.PUBLIC:
             value = env[name]
             return Operand(edge, plain=value if isinstance(value, torch.Tensor) else None)
-        rank = self.rank_of(edge.owner or MODEL_OWNER)
+        rank = self.graph.rank_of(edge.owner or MODEL_OWNER)
         if name in self.graph.weights:
             if party.tracing:
                 plain = torch.empty(edge.shape, dtype=getattr(torch, edge.dtype), device="meta")
@@ -246,7 +239,7 @@ class MpcEngine(Engine):
         given = dict(inputs or {})
         for name in self.program.graph.inputs:
             edge = self.program.graph.edge(name)
-            mine = edge.owner is not None and self._runner.rank_of(edge.owner) == party.rank
+            mine = edge.owner is not None and self.program.graph.rank_of(edge.owner) == party.rank
             if mine and name not in given:
                 raise InputError(f"input {name!r} is missing; this party owns it")
         try:

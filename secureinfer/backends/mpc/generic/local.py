@@ -58,23 +58,31 @@ def _cast(call: StepCall) -> Values:
 
 @kernel("reveal")
 def _reveal(call: StepCall) -> Values:
-    """Every other party sends its shares of the declared outputs to the receiver, and to nobody else (R5)."""
-    receiver = 1
+    """Every other party sends its shares of the declared outputs to each receiver, and to nobody else (R5).
+
+    An output that one party holds in plain is shared first, for the receivers that do not hold it.
+    """
     party = call.party
-    shared = [o.share for o in call.operands if o.share is not None]
-    opened: list[torch.Tensor] | None = []
-    if shared:
-        opened = party.open_to([s.tensor for s in shared], receiver, "output")
-    if opened is None:
-        return [None] * len(call.operands)
-    decoded = iter(
-        (word.double() / float(1 << share.scale)) for word, share in zip(opened, shared, strict=True)
-    )
-    out: list[torch.Tensor | None] = []
-    for operand in call.operands:
-        value = next(decoded) if operand.share is not None else operand.plain
-        out.append(None if value is None else value.to(getattr(torch, operand.edge.dtype)))
-    return out
+    out: list[torch.Tensor | None] = [o.plain for o in call.operands]
+    for rank in call.attr("ranks"):
+        hidden = [
+            i
+            for i, (o, owner) in enumerate(zip(call.operands, call.attr("owners"), strict=True))
+            if not o.is_public and owner != rank
+        ]
+        if not hidden:
+            continue
+        shares = [call.share(i) for i in hidden]
+        opened = party.open_to([s.tensor for s in shares], rank, "output")
+        if opened is None:
+            continue
+        for i, word, share in zip(hidden, opened, shares, strict=True):
+            out[i] = word.double() / float(1 << share.scale)
+    edges = [o.edge for o in call.operands]
+    return [
+        None if value is None else value.to(getattr(torch, edge.dtype))
+        for value, edge in zip(out, edges, strict=True)
+    ]
 
 
 def _add(call: StepCall) -> Values:
