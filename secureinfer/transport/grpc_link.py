@@ -8,6 +8,7 @@ bounded queue of this process.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -117,11 +118,9 @@ class GrpcLink(FramedLink):
         if self._ended is not None or self._closed:
             raise self._failure or self._ended or PeerError(self.peer, "the link is closed")
         first = MAX_SLICE_BYTES - len(header)
-        slices = [header + payload[:first]]
-        slices.extend(
-            bytes(payload[i : i + MAX_SLICE_BYTES]) for i in range(first, len(payload), MAX_SLICE_BYTES)
-        )
-        if not self._out.put(slices, time.monotonic() + self.deadline):
+        rest = (bytes(payload[i : i + MAX_SLICE_BYTES]) for i in range(first, len(payload), MAX_SLICE_BYTES))
+        slices = itertools.chain((header + payload[:first],), rest)
+        if not self._out.put(slices, len(header) + len(payload), time.monotonic() + self.deadline):
             error = self.fail(PeerError(self.peer, f"took no data for {self.deadline:g} s"))
             self._call.cancel()
             raise error

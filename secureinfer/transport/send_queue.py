@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 MAX_SLICE_BYTES = 1 << 20
 """Of one gRPC message. Larger ones are slower: 8 MB at once falls to a tenth of this rate."""
@@ -23,13 +23,17 @@ class SendQueue:
         self._done = False
         self.ended = threading.Event()
 
-    def put(self, slices: list[bytes], deadline: float) -> bool:
-        """False past the deadline. A frame larger than the limit is taken once the queue is below it."""
+    def put(self, slices: Iterable[bytes], size: int, deadline: float) -> bool:
+        """Queue one frame of `size` bytes; the first slices are on their way while the later ones are still copied.
+
+        False past the deadline. A frame larger than the limit is taken once the queue is below it: a limit inside a frame
+        would stop two sides that send at once.
+        """
         with self._changed:
             while self._queued >= self._limit and not self.ended.is_set():
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return False
-            self._queued += sum(len(s) for s in slices)
+            self._queued += size
         for item in slices:
             self._items.put(item)
         return True

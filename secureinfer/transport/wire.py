@@ -27,6 +27,8 @@ _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 _FIRST_RESERVE = 64 << 20
 """Memory taken at most on a peer's word; it doubles as bytes arrive."""
+_CLEARED_BYTES = 1 << 20
+"""From this size on, memory that this side reserves is not cleared first."""
 
 MAX_JSON_BYTES = 16 << 20
 MAX_BLOBS = 4096
@@ -109,7 +111,7 @@ class ChunkReader:
         self._next = next_chunk
         self._chunk = memoryview(b"")
 
-    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> bytearray:
+    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> bytearray | memoryview:
         """Exactly `size` bytes. trusted: this side named the size, so that it may be reserved before the
         bytes come.
         """
@@ -117,8 +119,10 @@ class ChunkReader:
         if len(chunk) >= size:
             self._chunk = chunk[size:]
             return bytearray(chunk[:size])
-        out = bytearray(size if trusted else min(size, _FIRST_RESERVE))
         done = 0
+        if trusted and size >= _CLEARED_BYTES:
+            return self._fill(_uninitialised(size), deadline)
+        out = bytearray(size if trusted else min(size, _FIRST_RESERVE))
         while done < size:
             if not len(chunk):
                 chunk = memoryview(self._next(deadline))
@@ -130,6 +134,26 @@ class ChunkReader:
             chunk = chunk[take:]
         self._chunk = chunk
         return out
+
+    def _fill(self, out: memoryview, deadline: float | None) -> memoryview:
+        """Exactly len(out) bytes, into out."""
+        chunk, done = self._chunk, 0
+        while done < len(out):
+            if not len(chunk):
+                chunk = memoryview(self._next(deadline))
+            take = min(len(chunk), len(out) - done)
+            out[done : done + take] = chunk[:take]
+            done += take
+            chunk = chunk[take:]
+        self._chunk = chunk
+        return out
+
+
+def _uninitialised(size: int) -> memoryview:
+    """Writable memory that nobody has to clear first: a bytearray's zeros cost a pass over the pages of a large frame."""
+    import numpy
+
+    return numpy.empty(size, numpy.uint8).data
 
 
 class Pipe:

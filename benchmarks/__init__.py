@@ -1,0 +1,1 @@
+"""Benchmarks of secureinfer: `python -m benchmarks NAME`; each is a thin call of secureinfer.bench."""

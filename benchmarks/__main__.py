@@ -1,0 +1,21 @@
+"""`python -m benchmarks transport [--quick] [--json]`."""
+
+from __future__ import annotations
+
+import sys
+
+from secureinfer.bench import transport
+
+BENCHMARKS = {"transport": transport.main}
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in BENCHMARKS:
+        sys.stderr.write(f"usage: python -m benchmarks {{{','.join(BENCHMARKS)}}} [--quick] [--json]\n")
+        return 2
+    BENCHMARKS[arguments[0]](arguments[1:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
