@@ -27,11 +27,14 @@ def make_engine(
     """The engine of one party of one session, for the program's backend. See backends/base.Engine for the order of calls.
 
     role: data_owner, model_owner or dealer. compute_parties: names in rank order. links: by peer name.
-    Raises SettingsError for a backend that has no parties.
+    Raises SettingsError for a backend that has no parties, ProgramFileError for a plan that must not run.
     """
     if program.backend == "mpc":
+        from ..plan.check import check_plan
+        from .mpc.catalog import CATALOG
         from .mpc.engine import make_engine as make_mpc
 
+        check_plan(program.graph, program.plan, CATALOG, len(compute_parties), program.options)
         return make_mpc(
             role,
             program,

@@ -51,7 +51,7 @@ def export_graph(
     ranges, for the planner to list with its own.
 
     What becomes public: constants written in the code, sizes, integer and boolean buffers that are not saved
-    with the model (persistent=False), and integer buffers that are constant or count upwards. Everything else
+    with the model (persistent=False), and integer buffers that are zero or count upwards. Everything else
     of the model is private.
 
     Raises CompileError where torch cannot trace the model, UnsupportedModelError with all nodes that have no
@@ -208,7 +208,10 @@ def _owners(
 
 
 def _structural(t: torch.Tensor, persistent: bool) -> bool:
-    """Whether a buffer says nothing but what the code says: positions, types, causal masks."""
+    """Whether a buffer says nothing but what the code says: positions, types, causal masks.
+
+    Of saved integers only zeros and counts pass: any other constant may be learnt, such as a zero point.
+    """
     if t.dtype not in (torch.int64, torch.int32, torch.bool):
         return False
     if not persistent:
@@ -217,7 +220,7 @@ def _structural(t: torch.Tensor, persistent: bool) -> bool:
         return False
     flat = t.reshape(-1, t.shape[-1] if t.dim() else 1)
     steps = torch.arange(flat.shape[1], device=t.device)
-    return bool((flat == flat[0, 0]).all()) or bool((flat == steps).all())
+    return not bool(flat.any()) or bool((flat == steps).all())
 
 
 def _placeholders(

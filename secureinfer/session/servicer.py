@@ -152,7 +152,16 @@ class Daemon(control_pb2_grpc.ControlServicer):
         return control_pb2.SessionReply(port=record.port, token=tokens[who])
 
     def _join(self, who: Identity, hello: Hello) -> control_pb2.SessionReply:
-        """The model owner may come before the data owner's call has been served: wait for it."""
+        """The model owner may come before the data owner's call has been served: wait for it.
+
+        Nobody else waits: each wait holds a handler, and enough of them would keep everybody out.
+        """
+        if (
+            self.settings.role != "dealer"
+            or who.role != "model_owner"
+            or who.name not in self.settings.accept.model_owners
+        ):
+            raise AuthenticationError(f"{who} may not join a session here", public_detail="not accepted here")
         stop = time.monotonic() + self.settings.deadlines.connect
         with self._changed:
             while (record := self._sessions.get(hello.session_id)) is None or not record.port:
@@ -161,7 +170,7 @@ class Daemon(control_pb2_grpc.ControlServicer):
                         f"{who} joins a session that nobody opened", public_detail="no such session"
                     )
             token = record.tokens.get(who)
-            if who.role != "model_owner" or token is None or record.joined:
+            if token is None or record.joined:
                 raise AuthenticationError(f"{who} has no place in {record!r}", public_detail="no place in it")
             expect_same(record.hello, hello, who.name)
             record.joined = True

@@ -193,7 +193,8 @@ def run(
                 tamper(engines)
             engine.prepare(inference)
             if name != "dealer":
-                given = inputs if name == "data_owner" else None
+                rank, edge = names.index(name), program.graph.edge
+                given = {n: t for n, t in inputs.items() if program.graph.rank_of(edge(n).owner) == rank}
                 results[name] = engine.run(inference, given)
         except BaseException as e:
             errors.append(e)

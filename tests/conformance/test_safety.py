@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 import secureinfer as si
+from secureinfer.backends import make_engine as make_session_engine
 from secureinfer.backends.mpc import dealer as dealer_module
 from secureinfer.backends.mpc import kernels, randomness, seeds
+from secureinfer.backends.mpc.communicator import LinkCommunicator
 from secureinfer.backends.mpc.correlations import Truncation
 from secureinfer.backends.mpc.engine import make_engine
 from secureinfer.backends.mpc.party import Opening, Party
@@ -19,6 +22,7 @@ from secureinfer.backends.mpc.randomness import Stream
 from secureinfer.backends.mpc.values import Share
 from secureinfer.errors import CorrelationError
 from secureinfer.graph.ops import run_reference
+from secureinfer.plan.planner import Plan
 from secureinfer.plan.program import Program
 from secureinfer.transport.memory import memory_links
 
@@ -346,6 +350,46 @@ def run_on(program: Program, links: Any) -> None:
     assert failures == []
 
 
+# -- a program file from somebody else
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "says"),
+    [
+        ("relu", "reveal", "computes reveal"),  # would open the value in the middle of the model, unmasked
+        ("linear", "matmul.weight", "computes matmul"),
+        ("gelu", "private.gelu", "not all operands belong to one owner"),
+        ("softmax", "softmax.fast", "none of that name"),
+        ("reveal", "begin", "computes begin"),
+    ],
+)
+@pytest.mark.parametrize("role", ["model_owner", "data_owner", "dealer"])
+def test_a_plan_whose_kernels_are_not_those_of_its_operators_is_refused_before_anything_is_sent(
+    program: Program, role: str, op: str, kernel: str, says: str
+) -> None:
+    steps = list(program.plan.steps)
+    at = next(i for i, step in enumerate(steps) if op in step.node.op)
+    steps[at] = dataclasses.replace(steps[at], kernel=kernel)
+    tampered = Program(
+        program.graph, Plan(tuple(steps)), backend=program.backend, protocol=program.protocol, options=program.options,
+        constants=program.constants, weights=program.weights if role == "model_owner" else None,
+    )  # fmt: skip
+    names = ("model_owner", "data_owner")
+    links = memory_links([*names, "dealer"], bytes(16))[role]
+    with pytest.raises(si.ProgramFileError, match=says):
+        make_session_engine(
+            role,
+            tampered,
+            me=role,
+            compute_parties=names,
+            dealer="dealer",
+            links=links,
+            clock=next(iter(links.values())).clock,
+            session_id=bytes(16),
+        )
+    assert not any(link.total().frames_sent for link in links.values())
+
+
 # -- R5: who gets the outputs
 
 
@@ -376,3 +420,37 @@ def test_an_owners_plain_output_is_opened_to_the_other_only_where_that_is_declar
         assert len(opened) == (reveal_to == ("model_owner",))
         got = measured.results[reveal_to[0]]
         assert float((next(iter(got.values())) - x.relu()).abs().max()) < 1e-4
+
+
+def test_three_parties_shares_of_the_outputs_tell_nothing_but_their_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """z + w and z + y for the bank: the frames of one party alone must not differ by what that party added."""
+
+    class Sums(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor([0.5, -2.0, 3.25]))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            z = torch.relu(x + y)
+            return z + self.w, z + y
+
+    frames: list[list[list[torch.Tensor]]] = []
+    to_one = LinkCommunicator.to_one
+
+    def seen(self: LinkCommunicator, tensors: Any, dst: int) -> Any:
+        rows = to_one(self, tensors, dst)
+        if rows is not None and not self.tracing and dst == 1:
+            frames.append(rows)
+        return rows
+
+    monkeypatch.setattr(LinkCommunicator, "to_one", seen)
+    model, x, y = Sums().eval(), torch.tensor([1.0, -1.0, 2.0]), torch.tensor([0.25, 3.0, -8.0])
+    program = si.compile(model, (x, y), owners={"x": "bank", "y": "shop"}, reveal_to=("bank",))
+    answers = run(program, {"x": x, "y": y}, parties=3).outputs
+    for name, expected in zip(program.graph.outputs, model(x, y), strict=True):
+        assert float((answers[name] - expected.detach()).abs().max()) < 1e-4
+    ((model_owner, _, shop),) = frames
+    for rows in (model_owner, shop):
+        assert float(((rows[0] - rows[1]).double() / 2**16).abs().min()) > 2**20

@@ -222,6 +222,17 @@ def test_joining_what_nobody_opened_ends_within_the_deadline(
     assert time.monotonic() - start < 5
 
 
+def test_who_may_not_join_is_told_at_once_and_holds_no_handler(
+    client: Callable[[Identity], ControlClient], hello: Hello
+) -> None:
+    """A wait for a session that nobody opens takes one of the daemon's handlers for the whole deadline."""
+    for identity in (OWNER, OTHER, DEALER):
+        start = time.monotonic()
+        with pytest.raises(AuthenticationError, match="not accepted here"):
+            client(identity).join(hello)
+        assert time.monotonic() - start < 0.8  # the deadline for a session to appear is 1 s
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -137,6 +137,8 @@ def test_buffers_are_private_unless_the_code_alone_says_them() -> None:
             self.register_buffer("positions", torch.arange(4))
             self.register_buffer("zeros", torch.zeros(4, dtype=torch.int64))
             self.register_buffer("secret", torch.tensor([3, 1, 4, 1]))
+            self.register_buffer("zero_point", torch.tensor(37))
+            self.register_buffer("zero_points", torch.full((4,), 5))
             self.register_buffer("causal", torch.ones(4).bool(), persistent=False)
             self.register_buffer("flags", torch.ones(4).bool())
             self.register_buffer("floats", torch.ones(4), persistent=False)
@@ -148,6 +150,8 @@ def test_buffers_are_private_unless_the_code_alone_says_them() -> None:
                 self.positions,
                 self.zeros,
                 self.secret,
+                self.zero_point,
+                self.zero_points,
                 self.causal,
                 self.flags,
                 self.floats,
@@ -156,7 +160,7 @@ def test_buffers_are_private_unless_the_code_alone_says_them() -> None:
             return (x * literal, *(x - 2 * b for b in used))
 
     exported = Exported(Buffers(), X)
-    assert set(exported.weights) == {"secret", "flags", "floats", "attribute"}
+    assert set(exported.weights) == {"secret", "zero_point", "zero_points", "flags", "floats", "attribute"}
     public = [t.tolist() for t in exported.constants.values()]
     assert [1.0, 2.0, 3.0, 4.0] in public  # the literal
     assert error(Buffers()(X), exported(X)) < 1e-5

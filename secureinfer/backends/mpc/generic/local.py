@@ -60,7 +60,9 @@ def _cast(call: StepCall) -> Values:
 def _reveal(call: StepCall) -> Values:
     """Every other party sends its shares of the declared outputs to each receiver, and to nobody else (R5).
 
-    An output that one party holds in plain is shared first, for the receivers that do not hold it.
+    An output that one party holds in plain is shared first, for the receivers that do not hold it. Of three or more
+    parties each hides its share by a sharing of zero, fresh for each receiver, who sees them one by one: z + w and z, with
+    w added by one party to its own share, would tell w where the sums do not (R4). Of two, one share follows from the sum.
     """
     party = call.party
     out: list[torch.Tensor | None] = [o.plain for o in call.operands]
@@ -73,7 +75,10 @@ def _reveal(call: StepCall) -> Values:
         if not hidden:
             continue
         shares = [call.share(i) for i in hidden]
-        opened = party.open_to([s.tensor for s in shares], rank, "output")
+        sent = [s.tensor for s in shares]
+        if party.size > 2:
+            sent = [t + party.zero_share(t.shape) for t in sent]
+        opened = party.open_to(sent, rank, "output")
         if opened is None:
             continue
         for i, word, share in zip(hidden, opened, shares, strict=True):
