@@ -139,7 +139,8 @@ class Settings(_Checked):
 
     name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
     hold weights. threads: for computing, default half of the cores. queue_bytes: to send to one peer, before
-    a send waits.
+    a send waits. reveal_to_model_owner: a data owner's consent to programs that show their outputs, which may
+    be its inputs, to the model owner too.
     """
 
     role: Role
@@ -152,6 +153,7 @@ class Settings(_Checked):
     deadlines: Deadlines = Deadlines()
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     queue_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    reveal_to_model_owner: bool = False
     unsafe_trusted_first_party: bool = False
 
     @field_validator("program")

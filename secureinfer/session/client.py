@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..config import Settings, load_settings
-from ..errors import PeerError, SecureInferError, SessionError, UsageError
+from ..errors import PeerError, SecureInferError, SessionError, SettingsError, UsageError
+from ..graph.ir import MODEL_OWNER
 from ..graph.structure import flatten_inputs, unflatten_output
 from ..measure.figures import CallerTimings, PlannedStep, ProgramInfo
 from ..plan.program import Program
@@ -161,7 +162,14 @@ def connect(config: str | os.PathLike[str]) -> Session:
     settings = load_settings(Path(config))
     if settings.role != "data_owner":
         raise UsageError(f"{config} is a {settings.role}'s settings; only a data owner opens sessions")
-    return Session(Program.load(settings.program, allow_private=False), settings)
+    program = Program.load(settings.program, allow_private=False)
+    if MODEL_OWNER in program.graph.reveal_to and not settings.reveal_to_model_owner:
+        # The file usually comes from the model owner, and an output can be an input that went through nothing.
+        raise SettingsError(
+            f"{settings.program.name} shows its outputs to the model owner; if you agree to that, set "
+            "reveal_to_model_owner = true"
+        )
+    return Session(program, settings)
 
 
 def _finish(worker: Child, cleanup: Callable[[], None] | None, polite: list[bool]) -> None:

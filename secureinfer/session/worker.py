@@ -29,7 +29,7 @@ from .control import ControlClient, Place
 from .handshake import Hello, make_hello
 from .launch import inherited_pipe
 from .manifest import read_manifest
-from .process import Loading, Parent
+from .process import Loading, Parent, forbid_core_dumps
 from .session import DataOwnerSession, DealerSession, ModelOwnerSession
 from .statistics import Statistics
 
@@ -332,6 +332,7 @@ def hello_from_json(body: dict[str, Any]) -> Hello:
 
 def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    forbid_core_dumps()
     # Threads of gRPC wait for the interpreter's lock behind the engine's Python code; 5 ms would be ten round
     # trips.
     sys.setswitchinterval(0.0005)

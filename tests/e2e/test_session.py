@@ -99,6 +99,16 @@ def session(parties: LocalParties) -> Iterator[Session]:
         yield session
 
 
+def test_a_worker_that_crashes_leaves_no_core_file(session: Session) -> None:
+    """It would put seeds, shares and weights on the disk. 1 byte: what Linux takes as "not through a pipe either"."""
+    workers = [p for p in ours() if b"secureinfer.session.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    assert len(workers) >= 3
+    for pid in workers:
+        (line,) = (s for s in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in s)
+        soft, hard = line.split()[4:6]
+        assert soft in ("0", "1") and hard in ("0", "1")
+
+
 def test_an_inference_goes_through_three_processes_and_comes_back(session: Session) -> None:
     session.prepare(2)
     for i in range(3):  # the third one deals on demand

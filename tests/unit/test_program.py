@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secureinfer.api import compile as compile_model
+from secureinfer.api import connect
 from secureinfer.backends.plaintext.engine import PlaintextEngine
-from secureinfer.errors import CorrelationError, ProgramFileError, SessionError
+from secureinfer.errors import CorrelationError, ProgramFileError, SessionError, SettingsError
 from secureinfer.plan.manifest import Fault, check_graph
 from secureinfer.plan.program import MANIFEST, PUBLIC, WEIGHTS, Program
 
@@ -467,6 +468,28 @@ def test_damaged_tensors_never_get_past_the_reader(
             loaded.manifest_digest == program.manifest_digest
             and loaded.weights_digest == program.weights_digest
         )
+
+
+def test_a_data_owner_must_agree_before_a_program_shows_outputs_to_the_model_owner(tmp_path: Path) -> None:
+    """The file comes from the model owner: without this, one that gives back its input would take it (security.md)."""
+    compile_model(torch.nn.Identity(), (X,), reveal_to=("data_owner", "model_owner")).public().save(
+        tmp_path / "p.si"
+    )
+    text = """
+    role = "data_owner"
+    name = "me"
+    program = "p.si"
+    tls = { ca = "ca.pem", certificate = "me.pem", key = "me.key" }
+    peers.model_owner = { name = "them", address = "127.0.0.1:9" }
+    peers.dealer = { name = "third", address = "127.0.0.1:9" }
+    """
+    settings_file = tmp_path / "me.toml"
+    settings_file.write_text(text)
+    with pytest.raises(SettingsError, match="outputs to the model owner"):
+        connect(settings_file)
+    settings_file.write_text("reveal_to_model_owner = true\n" + text)
+    with pytest.raises(SettingsError, match="ca.pem|me.pem"):  # goes on to the next thing, which is not there
+        connect(settings_file)
 
 
 # The plaintext engine.
