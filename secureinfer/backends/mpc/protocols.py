@@ -30,6 +30,8 @@ def truncate(p: Party, x: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 0:
         return x
     parts = p.take(Truncation(tuple(x.shape), bits))
+    if p.tracing:
+        return torch.empty_like(x)
     shift = 1 << 62
     (c,) = p.open([x + parts["r"] + (shift if p.first else 0)], "truncation")
     # x + 2**62 is below 2**63, so the sum wrapped if and only if r has its top bit and c has not.
@@ -68,6 +70,10 @@ def at_least(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tenso
     borrow of u - r, from generate and propagate bits: g = r & ~u, p = ~(r ^ u). The bits are kept in the order of
     ring.reverse_bits, in which joining neighbours means joining the halves of a word, at every level.
     """
+    if p.tracing:
+        shape = (len(thresholds), *opened.c.shape)
+        p.take(BorrowTree(shape))
+        return bits_to_arithmetic(p, torch.empty(shape, dtype=torch.uint8, device="meta"))
     t = torch.tensor(list(thresholds), dtype=torch.int64, device=opened.c.device)
     u = opened.c.unsqueeze(0) - t.reshape(-1, *([1] * opened.c.dim()))
     r_bits = opened.parts["bits"]
@@ -118,8 +124,6 @@ def _borrow(p: Party, gp: torch.Tensor) -> torch.Tensor:
 
 def _halves(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Each word as its low and high half, in a new last dimension."""
-    if words.is_meta:
-        return torch.empty((*words.shape, 2), dtype=dtype, device="meta")
     return words.contiguous().unsqueeze(-1).view(dtype)
 
 
@@ -145,6 +149,8 @@ def _open_pair(
 def bits_to_arithmetic(p: Party, bits: torch.Tensor) -> torch.Tensor:
     """Additive shares of XOR-shared bits (uint8, lowest bit): one byte an element, one round."""
     pair = p.take(BitPair(tuple(bits.shape)))
+    if p.tracing:
+        return pair["arithmetic"]
     (z,) = p.open([(bits ^ pair["binary"]) & 1], "bit", xor=True)
     z = z.long()
     out = pair["arithmetic"] * (1 - 2 * z)

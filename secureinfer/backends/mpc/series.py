@@ -113,8 +113,6 @@ def rotation(angle: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor
     angle: int64, any value (taken modulo 2**bits); 13 <= bits <= 60. Integer arithmetic only.
     The angle is a table entry plus a rest below 2 pi / 4096, whose sine and cosine are two Taylor terms each.
     """
-    if angle.is_meta:
-        return torch.empty_like(angle), torch.empty_like(angle)
     angle = angle & ((1 << bits) - 1)
     low_bits = bits - _TABLE_BITS
     index = angle >> low_bits
@@ -149,6 +147,8 @@ def combine(
     trig: this party's shares of cos(k w r) at [2k] and of sin(k w r) at [2k + 1], int64, shape [2 terms, *masked.shape].
     first: this party adds the public constant. period_bits: log2 of the period in ring units.
     """
+    if masked.is_meta:
+        return torch.empty_like(masked)
     cos, sin = rotation(masked, period_bits)
     out = torch.zeros_like(masked)
     for k, (c, s) in enumerate(multiples(cos, sin, series.terms)):

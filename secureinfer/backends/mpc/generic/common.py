@@ -110,14 +110,19 @@ class Normalised:
             self.u = x
             return
         opened = protocols.open_masked(party, x, compare=True)
-        reached = list(protocols.at_least(party, opened, [1 << j for j in exponents]))
+        reached = list(protocols.at_least(party, opened, [1 << j for j in exponents]).unbind())
         if base:
             reached.insert(0, torch.ones_like(x) if party.first else torch.zeros_like(x))
-        self.one_hot = [a - b for a, b in zip(reached, [*reached[1:], torch.zeros_like(x)], strict=True)]
+        if party.tracing:
+            self.one_hot = reached
+        else:
+            self.one_hot = [a - b for a, b in zip(reached, [*reached[1:], torch.zeros_like(x)], strict=True)]
         self.u = multiply(x, self.weighted([1 << (highest - j) for j in range(lowest, highest + 1)]))
 
     def weighted(self, constants: Sequence[int]) -> torch.Tensor:
         """sum_j one_hot[j] * constants[j]: a share of the constant that belongs to j; no communication."""
+        if self.party.tracing:
+            return torch.empty_like(self.one_hot[0])
         total = torch.zeros_like(self.one_hot[0])
         for bit, constant in zip(self.one_hot, constants, strict=True):
             total = total + bit * constant
