@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from secureinfer.backends.mpc import kernels
 from secureinfer.backends.mpc.catalog import CATALOG
-from secureinfer.graph.ir import Visibility
+from secureinfer.graph.ir import Edge, Graph, Node, Visibility
 from secureinfer.plan.spec import longest_chain, step_context
 
 from .cases import CASES, Case
-from .harness import one_step, run
+from .harness import Operand, one_step, run
 
 EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "4"))
 FRAME = ("begin", "reveal")
@@ -77,7 +78,6 @@ def check(kernel: str, case: Case, parties: int) -> None:
 
 def setup_of_seeds(parties: int) -> int:
     begin = CATALOG.specs["begin"]
-    from secureinfer.graph.ir import Node
     from secureinfer.plan.spec import StepContext
 
     return begin.cost(StepContext(Node("begin", "begin", (), ()), (), (), parties, {})).setup_bytes
@@ -96,3 +96,17 @@ def test_kernel_holds_to_its_row(kernel: str, data: st.DataObject) -> None:
     torch.manual_seed(0)
     parties = data.draw(st.sampled_from([2, 2, 3]))
     check(kernel, CASES[kernel](data.draw), parties)
+
+
+@pytest.mark.parametrize("limits", [(-1e30, 1.0), (-math.inf, 1.0), (-1.0, math.inf), (-math.inf, 1e30)])
+def test_a_limit_beyond_every_value_limits_nothing_and_costs_nothing(limits: tuple[float, float]) -> None:
+    x = torch.tensor([-(2.0**40), -3.5, 0.0, 2.25, 2.0**40])
+    check("clamp.compare", Case("clamp", [Operand(x)], {"min": limits[0], "max": limits[1]}), 2)
+    context = step_context(*_clamped(math.inf, None))
+    assert "does not fit into the ring" in str(CATALOG.specs["clamp.compare"].accepts(context))
+
+
+def _clamped(low: float | None, high: float | None) -> tuple[Graph, Node, int, dict[str, int]]:
+    edges = {n: Edge(n, (2,), "float32", scale=16) for n in ("x", "y")}
+    node = Node("clamp", "clamp", ("x",), ("y",), {"min": low, "max": high})
+    return Graph((node,), edges, (), (), (), ("y",)), node, 2, {"precision_bits": 16}

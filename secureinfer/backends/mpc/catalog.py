@@ -431,12 +431,20 @@ _row("relu", "relu.compare", _secret, _choice_cost(1), _exact, _COMPARE)
 _row("abs", "abs.compare", _secret, _choice_cost(1), _exact, _COMPARE)
 
 
+def _clamp(c: StepContext) -> str | None:
+    scale = c.inputs[0].scale
+    low, high = ranges.clamp_limits(c.node.attrs, scale)
+    if (low or 0) >= ranges.LARGEST or (high or 0) <= -ranges.LARGEST:
+        return "it gives a value that does not fit into the ring"
+    return _secret(c)
+
+
 def _clamp_cost(c: StepContext) -> Cost:
-    thresholds = sum(c.node.attrs[k] is not None for k in ("min", "max"))
+    thresholds = sum(v is not None for v in ranges.clamp_limits(c.node.attrs, c.inputs[0].scale))
     return _choice_cost(thresholds)(c) if thresholds else Cost()
 
 
-_row("clamp", "clamp.compare", _secret, _clamp_cost, _one_unit, _COMPARE)
+_row("clamp", "clamp.compare", _clamp, _clamp_cost, _one_unit, _COMPARE)
 
 
 def _amax_cost(c: StepContext) -> Cost:

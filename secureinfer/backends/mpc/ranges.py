@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from ...graph.ir import Edge
 
@@ -76,3 +78,16 @@ def exp_scales(highest: int) -> tuple[int, int]:
     room = 58 - math.ceil((highest + 1) / math.log(2))
     unit = min(24, room // 2 + 3)
     return unit, room - unit
+
+
+LARGEST = 1 << 61
+"""Comparisons hold below twice this: a limit beyond it limits nothing that the ring can hold."""
+
+
+def clamp_limits(attrs: Mapping[str, Any], scale: int) -> tuple[int | None, int | None]:
+    """(low, high) of a clamp in ring units; None where there is none, or where it lies beyond every value (infinity too)."""
+    low, high = attrs["min"], attrs["max"]
+    return (
+        None if low is None or low * 2.0**scale <= -LARGEST else round(min(low * 2.0**scale, LARGEST)),
+        None if high is None or high * 2.0**scale >= LARGEST else round(max(high * 2.0**scale, -LARGEST)),
+    )

@@ -110,8 +110,8 @@ def _abs(call: StepCall) -> Values:
 def _clamp(call: StepCall) -> Values:
     """x + [x < low] (low - x) + [x >= high] (high - x), from one opening."""
     x = call.share(0)
-    low, high = call.attr("min"), call.attr("max")
-    limits = [round(float(v) * (1 << x.scale)) for v in (low, high) if v is not None]
+    low, high = ranges.clamp_limits(call.node.attrs, x.scale)
+    limits = [v for v in (low, high) if v is not None]
     if not limits:
         return [x]
     bits = list(_at_least(call, x.tensor, limits))
@@ -120,7 +120,7 @@ def _clamp(call: StepCall) -> Values:
     distances = torch.stack([limit * _one(call) - x.tensor for limit in limits])
     moves = multiply(torch.stack(bits), distances)
     if low is not None and high is not None and low > high:  # torch.clamp: the upper limit wins
-        return [Share(torch.zeros_like(x.tensor) + limits[1] * _one(call), x.scale)]
+        return [Share(torch.zeros_like(x.tensor) + high * _one(call), x.scale)]
     return [Share(x.tensor + moves.sum(0), x.scale)]
 
 
