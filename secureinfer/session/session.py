@@ -80,7 +80,7 @@ class DataOwnerSession:
             self._dealer.send(begin, _EMPTY)
             self._engine.prepare(index)
             # The model owner waits for the dealer meanwhile: its own deadline comes first, and names the dealer.
-            address, _ = self._model_owner.receive_any(INDIRECT * self._step)
+            address, _ = self._model_owner.receive_any(INDIRECT * self._step, limit=0)
             if address != Address("offline", index, 0, 1):
                 raise WireError(
                     f"{self._model_owner.peer}: expected its word on inference {index}, got {address}"
@@ -108,7 +108,7 @@ class DataOwnerSession:
         found = [self._statistics.to_json()]
         for link in (self._model_owner, self._dealer):
             link.send(COMMAND, json.dumps({"command": "report"}).encode())
-            found.append(_json(link.receive(ANSWER), link.peer, MAX_ANSWER_BYTES))
+            found.append(_json(link.receive(ANSWER, limit=MAX_ANSWER_BYTES), link.peer))
         return found
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class ModelOwnerSession:
     def serve(self) -> None:
         """Follow until the data owner closes the session. Raises PeerError and WireError."""
         while True:
-            address, payload = self._data_owner.receive_any(self._idle)
+            address, payload = self._data_owner.receive_any(self._idle, limit=MAX_COMMAND_BYTES)
             if address == COMMAND:
                 if not _command(self._data_owner, payload, self._statistics):
                     return
@@ -193,7 +193,7 @@ class DealerSession:
 
     def serve(self) -> None:
         while True:
-            address, payload = self._data_owner.receive_any(self._idle)
+            address, payload = self._data_owner.receive_any(self._idle, limit=MAX_COMMAND_BYTES)
             if address == COMMAND:
                 if not _command(self._data_owner, payload, self._statistics):
                     return
@@ -209,7 +209,7 @@ class DealerSession:
 
 def _command(link: Link, payload: memoryview, statistics: Statistics) -> bool:
     """Obey a control frame; False when it closes the session."""
-    command = _json(payload, link.peer, MAX_COMMAND_BYTES).get("command")
+    command = _json(payload, link.peer).get("command")
     if command == "report":
         link.send(ANSWER, json.dumps(statistics.to_json()).encode())
         return True
@@ -218,9 +218,7 @@ def _command(link: Link, payload: memoryview, statistics: Statistics) -> bool:
     raise WireError(f"{link.peer}: an unknown command")
 
 
-def _json(payload: memoryview, peer: str, limit: int) -> dict[str, Any]:
-    if len(payload) > limit:
-        raise WireError(f"{peer}: a control frame of {len(payload)} bytes, the limit is {limit}")
+def _json(payload: memoryview, peer: str) -> dict[str, Any]:
     try:
         value = json.loads(bytes(payload))
     except (ValueError, RecursionError):

@@ -95,14 +95,19 @@ class Link(ABC):
     def send(self, address: Address, payload: bytes | bytearray | memoryview) -> None: ...
 
     @abstractmethod
-    def receive(self, address: Address, size: int | None = None) -> memoryview:
-        """The next frame's payload. size: exact length expected, None for any up to MAX_FRAME_BYTES."""
+    def receive(
+        self, address: Address, size: int | None = None, *, limit: int = MAX_FRAME_BYTES
+    ) -> memoryview:
+        """The next frame's payload. size: exact length expected, None for any up to `limit` bytes."""
 
     @abstractmethod
-    def receive_any(self, timeout: float | None = None) -> tuple[Address, memoryview]:
+    def receive_any(
+        self, timeout: float | None = None, *, limit: int = MAX_FRAME_BYTES
+    ) -> tuple[Address, memoryview]:
         """The next frame, whatever its address: for loops that wait for the peer's next command.
 
-        timeout: seconds; None waits as long as the peer is alive (keep-alive finds a dead one).
+        timeout: seconds; None waits as long as the peer is alive (keep-alive finds a dead one). limit: bytes of
+        payload; a frame that declares more is refused before it is read.
         """
 
     @property

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 from ..errors import PeerError, SecureInferError, WireError
-from .base import HEADER_BYTES, NAME_PATTERN, Address, Clock, Counter, Link
+from .base import HEADER_BYTES, MAX_FRAME_BYTES, NAME_PATTERN, Address, Clock, Counter, Link
 from .wire import Buffer, ChunkReader, Header, flat, pack_header, unpack_header
 
 ERROR = Address("control", 0, 0, 1)
@@ -77,7 +77,9 @@ class FramedLink(Link):
             counter.bytes_sent += HEADER_BYTES + len(view)
             counter.frames_sent += 1
 
-    def receive(self, address: Address, size: int | None = None) -> memoryview:
+    def receive(
+        self, address: Address, size: int | None = None, *, limit: int = MAX_FRAME_BYTES
+    ) -> memoryview:
         deadline = time.monotonic() + self.deadline
         header = self._header(deadline)
         if header.address == ERROR:
@@ -92,13 +94,17 @@ class FramedLink(Link):
                     f"{self.peer}: expected {size} bytes for {address}, the frame declares {header.length}"
                 )
             )
+        self._check_length(header, limit)
         return self._payload(header, deadline, trusted=size is not None)
 
-    def receive_any(self, timeout: float | None = None) -> tuple[Address, memoryview]:
+    def receive_any(
+        self, timeout: float | None = None, *, limit: int = MAX_FRAME_BYTES
+    ) -> tuple[Address, memoryview]:
         deadline = None if timeout is None else time.monotonic() + timeout
         header = self._header(deadline)
         if header.address == ERROR:
             self._raise_peers_error(header)
+        self._check_length(header, limit)
         return header.address, self._payload(header, time.monotonic() + self.deadline, trusted=False)
 
     def counters(self) -> dict[tuple[str, int, int], Counter]:
@@ -149,6 +155,11 @@ class FramedLink(Link):
                 WireError(f"{self.peer}: expected frame number {self._received}, got {header.sequence}")
             )
         return header
+
+    def _check_length(self, header: Header, limit: int) -> None:
+        if header.length > limit:
+            text = f"{self.peer}: {header.address} declares {header.length} bytes, at most {limit} are taken here"
+            raise self.fail(WireError(text))
 
     def _payload(self, header: Header, deadline: float | None, *, trusted: bool) -> memoryview:
         data = self._reader.read(header.length, deadline, trusted=trusted)

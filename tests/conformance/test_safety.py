@@ -286,6 +286,16 @@ def test_an_index_that_was_not_prepared_is_refused(program: Program) -> None:
         owner.run(0, dict(zip(program.graph.inputs, (IDS, MASK), strict=True)))
 
 
+def test_an_index_that_was_skipped_is_burnt(program: Program) -> None:
+    owner = engines(program)["data_owner"]
+    owner.party.material.update({i: {} for i in (3, 4, 5)})
+    inputs = dict(zip(program.graph.inputs, (IDS, MASK), strict=True))
+    for index in (4, 3, 4):  # the first fails for want of real material, and is burnt all the same
+        with pytest.raises(CorrelationError, match=f"inference {index}"):
+            owner.run(index, inputs)
+    assert owner.party.material.keys() == {5}
+
+
 def test_dealer_and_data_owner_refuse_or_lack_the_weights(program: Program) -> None:
     names = ("model_owner", "data_owner")
     links = memory_links([*names, "dealer"], bytes(16))

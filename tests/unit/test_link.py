@@ -97,6 +97,18 @@ def test_frames_arrive_in_order_and_are_counted_on_both_sides(opener: Opener) ->
         assert b.total().frames_received == 7
 
 
+def test_a_frame_over_the_receivers_limit_is_refused_before_it_is_read(opener: Opener) -> None:
+    """Where a command of a kilobyte is due, a peer cannot make this side take gigabytes first."""
+    for receive in (lambda b: b.receive(AT, limit=1000), lambda b: b.receive_any(5.0, limit=1000)):
+        with opener() as (a, b):
+            a.send(AT, bytes(1000))
+            assert len(b.receive_any(5.0, limit=1000)[1]) == 1000
+            a.send(AT, bytes(1001))
+            with pytest.raises(WireError, match="1001 bytes, at most 1000"):
+                receive(b)
+            assert b.total().frames_received == 1
+
+
 def test_what_is_sent_may_be_reused_and_what_is_received_may_be_written(opener: Opener) -> None:
     with opener() as (a, b):
         data = bytearray(b"before")

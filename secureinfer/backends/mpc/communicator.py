@@ -260,7 +260,7 @@ class LinkCommunicator:
         self._link(dst).send(self._pair_address("to", dst), _dump(obj))
 
     def recv_obj(self, src: int, group: Any = None) -> Any:
-        return _load(self._link(src).receive(self._pair_address("from", src)))
+        return _load(self._link(src).receive(self._pair_address("from", src), limit=MAX_OBJECT_BYTES))
 
     def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
         address = self._address()
@@ -268,7 +268,7 @@ class LinkCommunicator:
             for peer in self.peers():
                 self._link(peer).send(address, _dump(obj))
             return obj
-        return _load(self._link(src).receive(address))
+        return _load(self._link(src).receive(address, limit=MAX_OBJECT_BYTES))
 
     # -- CrypTen's own statistics are kept by the links
 

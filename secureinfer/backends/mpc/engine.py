@@ -236,6 +236,8 @@ class MpcEngine(Engine):
             raise CorrelationError(
                 f"inference {index} has no material; call prepare first, and use each index once"
             )
+        for skipped in [i for i in party.material if i < index]:
+            party.burn(skipped)  # indices only go up (R3)
         given = dict(inputs or {})
         for name in self.program.graph.inputs:
             edge = self.program.graph.edge(name)

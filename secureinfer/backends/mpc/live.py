@@ -157,7 +157,7 @@ def serve(
     try:
         while True:
             address = Address("online", 0, 0, dealt)
-            asked = [bytes(links[name].receive(address)) for name in names]
+            asked = [bytes(links[name].receive(address, limit=MAX_REQUEST_BYTES)) for name in names]
             if any(a != asked[0] for a in asked):
                 raise CorrelationError(
                     f"the parties asked for different correlations at number {dealt}; they do not run one program"
