@@ -79,6 +79,7 @@ def compile_(
     Example:  secureinfer compile mymodel.py:build -o program.si
     """
     terminal = Terminal(as_json=json)
+    _refuse_absent_folder(out)
     from . import api
     from .files import load_reference, tokenizer_beside
 
@@ -201,12 +202,22 @@ def infer(
         raise InputError(f"there is no file {input}")
     if input.suffix not in (".txt", ".npz", ".npy", ".json"):
         raise UsageError(f"{input} is neither sentences (.txt) nor tensors (.npz, .npy, .json)")
+    if output is not None:
+        _refuse_absent_folder(output)
     from .inference import infer_sentences, infer_tensors
 
     if input.suffix == ".txt":
         infer_sentences(terminal, config, input, output, tokenizer)
     else:
         infer_tensors(terminal, config, input, output)
+
+
+def _refuse_absent_folder(file: Path) -> None:
+    """Refuse before the work what could not be written after it: an answer that was paid for would be lost."""
+    if not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder")
 
 
 def _plan_json(program: Program) -> dict[str, Any]:

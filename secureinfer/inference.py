@@ -116,9 +116,8 @@ def pair_table(
     """
     listed = Text("\n".join(f"{i + 1:3}  {sentence}" for i, sentence in enumerate(sentences)) + "\n")
     columns = ["pair", "secure"] if plaintext is None else ["pair", "secure", "plaintext", "difference"]
-    table = Table(
-        title="Similarity of each pair", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
+    title = Text("Similarity of each pair", style="bold")  # the table's own title would wrap at its width
+    table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     ordered = sorted(pairs(len(sentences)), key=lambda pair: -float(secure[pair]))
@@ -128,5 +127,7 @@ def pair_table(
             row += [f"{float(plaintext[i, j]):.4f}", f"{float(secure[i, j] - plaintext[i, j]):+.1e}"]
         table.add_row(*row)
     if len(ordered) > MOST_PAIRS:
-        return Group(listed, table, Text(f"the {MOST_PAIRS} most similar of {len(ordered)}; --json has all"))
-    return Group(listed, table)
+        return Group(
+            listed, title, table, Text(f"the {MOST_PAIRS} most similar of {len(ordered)}; --json has all")
+        )
+    return Group(listed, title, table)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Settings, make_settings
-from ..errors import ProgramFileError
+from ..errors import ProgramFileError, UsageError
 from ..plan.program import Program
 from ..transport.tls import Credentials, Identity, make_certificates
 from .client import Session
@@ -50,6 +50,11 @@ class LocalParties:
         engine: str | None = None,
         overrides: dict[str, dict[str, Any]] | None = None,
     ) -> None:
+        if not isinstance(program, Program):
+            raise UsageError(
+                f"a local session takes a program, and got a {type(program).__name__}; "
+                "secureinfer.compile(model, example_inputs) makes one"
+            )
         if program.is_public and program.graph.weights:
             raise ProgramFileError(
                 "a local session needs the program with its weights, and this is the public part; load the private file"

@@ -22,7 +22,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class ProgramHead:
     """digest: as the file claims it; whoever runs the program loads it whole, which computes it again.
 
-    owners: data owners in rank order, by the names that the program gives them.
+    owners: data owners in rank order, by the names that the program gives them. has_weights: the model has
+    any; they are in the file unless is_public.
     """
 
     digest: str
@@ -31,6 +32,7 @@ class ProgramHead:
     owners: tuple[str, ...]
     unsafe: tuple[str, ...]
     is_public: bool
+    has_weights: bool
 
 
 def read_manifest(path: Path, *, allow_private: bool) -> ProgramHead:
@@ -79,5 +81,11 @@ def _head(raw: Any, *, is_public: bool) -> ProgramHead:
     owners = dict.fromkeys(edges[name] for name in manifest["graph"]["inputs"])
     unsafe = sorted(k for k, v in manifest["options"].items() if k.startswith("unsafe_") and v)
     return ProgramHead(
-        digest, backend, protocol, tuple(str(o) for o in owners if o is not None), tuple(unsafe), is_public
+        digest,
+        backend,
+        protocol,
+        tuple(str(o) for o in owners if o is not None),
+        tuple(unsafe),
+        is_public,
+        bool(manifest["graph"]["weights"]),
     )

@@ -19,7 +19,14 @@ from typing import TypeVar
 import grpc
 
 from ..config import Settings
-from ..errors import AuthenticationError, PeerError, SecureInferError, SessionError, SettingsError
+from ..errors import (
+    AuthenticationError,
+    PeerError,
+    ProgramFileError,
+    SecureInferError,
+    SessionError,
+    SettingsError,
+)
 from ..transport.grpc_link import options
 from ..transport.grpc_listener import bind_first
 from ..transport.tls import Identity, load_credentials, peer_identity
@@ -186,7 +193,14 @@ class Daemon(control_pb2_grpc.ControlServicer):
     # --- sessions and their workers ---
 
     def _read_program(self) -> ProgramHead:
-        return read_manifest(self.settings.program, allow_private=self.settings.role == "model_owner")
+        path, owner = self.settings.program, self.settings.role == "model_owner"
+        head = read_manifest(path, allow_private=owner)
+        if owner and head.is_public and head.has_weights:
+            raise ProgramFileError(
+                f"{path.name} is the public part, without the weights that a model owner brings; "
+                "name the private file in the settings"
+            )
+        return head
 
     def _view(self, hello: Hello, who: Identity) -> Hello:
         """What this party says of the session that is asked for."""

@@ -290,6 +290,18 @@ def test_another_program_at_the_model_owner_is_a_handshake_error(program: si.Pro
         parties.close()
 
 
+def test_only_a_program_makes_a_local_session() -> None:
+    with pytest.raises(si.UsageError, match="got a Linear.*secureinfer.compile"):
+        si.local_session(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_a_model_owner_with_the_public_part_does_not_start(program: si.Program, tmp_path: Path) -> None:
+    public = tmp_path / "public.si"
+    program.public().save(public)
+    with pytest.raises(ProgramFileError, match=r"public.si is the public part"):
+        LocalParties(program, engine=TOY, overrides=fast(model_owner={"program": str(public)})).close()
+
+
 @pytest.mark.parametrize("role", ["data_owner", "dealer"])
 def test_private_weights_are_refused_where_they_must_not_be(
     program: si.Program, tmp_path: Path, role: str

@@ -100,6 +100,20 @@ def test_a_missing_input_or_an_odd_ending_is_a_wrong_call(capsys: Caught, tmp_pa
         assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["absent/out.npz", "."])
+@pytest.mark.parametrize("command", ["infer", "compile"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    command: str, out: str, capsys: Caught, tmp_path: Path
+) -> None:
+    (tmp_path / "in.npz").write_bytes(b"")
+    work = {
+        "infer": ["--config", "absent.toml", "--input", str(tmp_path / "in.npz"), "--output"],
+        "compile": ["absent.py:build", "--out"],
+    }
+    assert cli.run([command, *work[command], str(tmp_path / out)]) == 2
+    assert "error: cannot write" in capsys.readouterr().err
+
+
 def test_help_loads_neither_torch_nor_grpc() -> None:
     code = """
 import sys

@@ -194,6 +194,7 @@ def test_many_pairs_are_cut_to_the_most_similar(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert shown.count(" and ") == inference.MOST_PAIRS and "most similar of 66" in shown
     assert " 12  [s11]" in shown  # a bracket in a sentence is no markup
+    assert "Similarity of each pair\n" in shown  # whole, though the table is narrower
 
 
 @pytest.mark.needs("hf")
