@@ -3,6 +3,9 @@ find ranges."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,6 +153,18 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
                 m.__dict__[r].update(table)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own log lines away while it exports: what they say comes as one error of ours."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _trace(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.export.ExportedProgram:
@@ -158,7 +173,7 @@ def _trace(
         packet, _, overload = name.partition(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)  # type: ignore[no-untyped-call]
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, strict=False)
             decomposed: torch.export.ExportedProgram = program.run_decompositions(table)

@@ -284,3 +284,15 @@ def test_the_operator_list_is_closed() -> None:
     exported = Exported(nn.Sequential(nn.Linear(4, 2), nn.Softplus(), nn.LogSoftmax(-1)), X)
     assert set(exported.operators) <= set(OPS)
     assert all(n.operator.startswith("aten.") for n in exported.graph.nodes)
+
+
+def test_a_model_that_cannot_be_exported_gives_one_error_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branches(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("the model's own words")
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(CompileError, match="torch.where"):
+        export_graph(Branches(), (torch.ones(3),))
+    out, err = capfd.readouterr()
+    assert err == "" and set(out.split("\n")) == {"the model's own words", ""}
