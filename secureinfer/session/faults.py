@@ -39,7 +39,7 @@ def to_json(error: BaseException, party: str) -> dict[str, Any]:
 
 def from_json(body: dict[str, Any]) -> SecureInferError:
     cls = catalogue().get(str(body.get("code")), SessionError)
-    message = str(body.get("message", ""))[:_MAX_TEXT]
+    message = str(body.get("message") or "it ended and did not say why")[:_MAX_TEXT]
     if cls is PeerError:
         return PeerError(str(body.get("peer", "")), message)
     if cls is UnsupportedModelError:

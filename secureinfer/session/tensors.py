@@ -18,6 +18,9 @@ DTYPES = {
     )
 }  # fmt: skip
 
+MAX_DIMENSIONS = 64
+"""As torch has them."""
+
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[list[list[Any]], list[memoryview]]:
     """Heads [name, dtype, shape] and bytes of each tensor."""
@@ -36,10 +39,25 @@ def unpack(heads: Any, blobs: list[bytearray]) -> dict[str, torch.Tensor]:
     if not isinstance(heads, list) or len(heads) != len(blobs):
         raise WireError("tensors without their heads")
     for head, blob in zip(heads, blobs, strict=True):
-        name, dtype_name, shape = head
-        dtype = DTYPES.get(dtype_name)
-        if dtype is None or math.prod(shape) * dtype.itemsize != len(blob):
+        name, dtype, shape = _head(head)
+        if math.prod(shape) * dtype.itemsize != len(blob):
             raise WireError(f"tensor {name!r} does not have the bytes that its head says")
         flat = torch.frombuffer(blob, dtype=dtype) if blob else torch.empty(0, dtype=dtype)
-        tensors[str(name)] = flat.reshape(shape)
+        tensors[name] = flat.reshape(shape)
     return tensors
+
+
+def _head(head: Any) -> tuple[str, torch.dtype, list[int]]:
+    if not isinstance(head, list) or len(head) != 3:
+        raise WireError("a tensor's head that is not a name, a type and a shape")
+    name, dtype, shape = head
+    if (
+        not isinstance(name, str)
+        or not isinstance(dtype, str)
+        or dtype not in DTYPES
+        or not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
+    ):
+        raise WireError("a tensor's head that is not a name, a type and a shape")
+    return name, DTYPES[dtype], shape

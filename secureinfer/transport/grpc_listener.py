@@ -123,7 +123,10 @@ def bind_first(
         if bound:
             return int(bound)
     shown = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
-    raise SessionError(f"no free port among {shown} on {bind}; end what listens there or change the settings")
+    raise SessionError(
+        f"no free port among {shown} on {bind}; end what listens there or change the settings",
+        public_detail="no free port",
+    )
 
 
 def _equal(a: object, b: bytes) -> bool:

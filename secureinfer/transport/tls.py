@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -29,6 +30,16 @@ from .base import NAME_PATTERN
 ROLES = ("data_owner", "model_owner", "dealer")
 _NAME = re.compile(NAME_PATTERN)
 _URI = re.compile(rf"secureinfer://({'|'.join(ROLES)})/({NAME_PATTERN})")
+
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises for a certificate or key that is damaged or of an unknown kind."""
 
 DEVELOPMENT_DAYS = 365
 _MAX_PEM_BYTES = 1 << 20
@@ -107,12 +118,12 @@ def load_credentials(identity: Identity, ca: Path, certificate: Path, key: Path)
         cert = x509.load_pem_x509_certificate(_read(certificate))
         private = serialization.load_pem_private_key(_read(key), None)
         x509.load_pem_x509_certificates(_read(ca))
-    except (ValueError, TypeError) as error:
+        # Parts of a certificate are read when they are asked for, so that damage shows late.
+        same = _public_der(private.public_key()) == _public_der(cert.public_key())
+        names = _uris(cert)
+    except _DAMAGED as error:
         raise SettingsError(f"the TLS files of {identity} cannot be read: {error}") from None
-    public = serialization.PublicFormat.SubjectPublicKeyInfo
-    if private.public_key().public_bytes(
-        serialization.Encoding.DER, public
-    ) != cert.public_key().public_bytes(serialization.Encoding.DER, public):
+    if not same:
         raise SettingsError(f"{key.name} is not the key of {certificate.name}")
     now = datetime.datetime.now(datetime.UTC)
     if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
@@ -121,13 +132,28 @@ def load_credentials(identity: Identity, ca: Path, certificate: Path, key: Path)
             f"{cert.not_valid_after_utc:%Y-%m-%d}, which is not now; make a new one (secureinfer certs)"
         )
     try:
-        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        found = identity_from_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
-    except (x509.ExtensionNotFound, AuthenticationError):
+        found = identity_from_uris(names)
+    except AuthenticationError:
         raise SettingsError(f"{certificate.name} names no party; make one with `secureinfer certs`") from None
     if found != identity:
         raise SettingsError(f"{certificate.name} belongs to {found}, the settings say {identity}")
     return Credentials(identity, ca, certificate, key)
+
+
+def _public_der(key: Any) -> bytes:
+    public: bytes = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return public
+
+
+def _uris(cert: x509.Certificate) -> list[str]:
+    """The URIs that a certificate names; none where it has no such extension."""
+    try:
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def make_certificates(
