@@ -44,6 +44,9 @@ HANDLERS = 16
 WORKER_GRACE_SECONDS = 2.5
 """A worker ends itself before; one that is stopped must be killed before this daemon is."""
 
+WITHDRAWN_SECONDS = 0.5
+"""For a worker to end by itself, before it is ended because its session was withdrawn."""
+
 Reply = TypeVar("Reply")
 
 
@@ -186,7 +189,12 @@ class Daemon(control_pb2_grpc.ControlServicer):
     def _close_session(self, who: Identity, session_id: bytes) -> control_pb2.CloseSessionReply:
         with self._changed:
             record = self._sessions.get(session_id)
-        if record is not None and record.opener == who and record.child is not None:
+            if record is None or record.opener != who or record.child is None:
+                return control_pb2.CloseSessionReply()
+            # The opener tells a worker that it is connected to why it gives up: that is logged, not this call.
+            ended = self._changed.wait_for(lambda: session_id not in self._sessions, WITHDRAWN_SECONDS)
+        if not ended:
+            log.warning("%r: %s ended it before it began", record, who.name)
             record.child.stop(WORKER_GRACE_SECONDS)
         return control_pb2.CloseSessionReply()
 

@@ -29,7 +29,7 @@ from secureinfer.errors import (
 from secureinfer.session.control import ControlClient, Place
 from secureinfer.session.handshake import Hello, from_message, make_hello
 from secureinfer.session.manifest import read_manifest
-from secureinfer.session.servicer import Daemon
+from secureinfer.session.servicer import HANDLERS, Daemon
 from secureinfer.transport.base import Clock
 from secureinfer.transport.grpc_link import Limits, dial
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
@@ -311,3 +311,29 @@ def test_another_partys_certificate_in_the_settings_is_refused(
     tls = {"ca": str(other.ca), "certificate": str(other.certificate), "key": str(other.key)}
     with pytest.raises(SettingsError, match="belongs to model_owner"):
         Daemon(make_settings(settings(folder, certificates, tls=tls)))
+
+
+def test_joins_that_wait_keep_no_opener_out(
+    dealer: Daemon, client: Callable[[Identity], ControlClient], hello: Hello
+) -> None:
+    """Field report 54: more waiting calls than handlers, all for sessions that nobody opened; a session that is opened
+    meanwhile is served once their time is over, and the joins all end with one error.
+    """
+    said: list[type[SecureInferError]] = []
+
+    def join() -> None:
+        try:
+            client(MODEL).join(dataclasses.replace(hello, session_id=secrets.token_bytes(16)))
+        except SecureInferError as error:
+            said.append(type(error))
+
+    with ThreadPoolExecutor(HANDLERS + 4) as pool:
+        for _ in range(HANDLERS + 4):
+            pool.submit(join)
+        time.sleep(0.5)
+        start = time.monotonic()
+        place = client(OWNER).open(hello)
+        assert place.port and time.monotonic() - start < 10
+        assert client(MODEL).join(hello).port == place.port
+    assert len(said) == HANDLERS + 4 and set(said) <= {SessionError}
+    client(OWNER).close_session(hello.session_id)
