@@ -1,6 +1,7 @@
 """An engine for tests of sessions: it masks an input, sends it to the model owner, and adds what comes back.
 
-The file that TOY_FAULT names may hold "role:phase:kind", which makes one party die, stop or fail in that phase.
+The file that TOY_FAULT names may hold "role:phase:kind", which makes one party die, stop, fail or compute in silence in
+that phase, or its daemon die or stop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ class ToyEngine(Engine):
         self.dealer = dealer
         self.model_owner = names[0]
         self.data_owner = names[1]
+        self._fault("handshake")
 
     def _fault(self, phase: str) -> None:
         file = Path(os.environ["TOY_FAULT"])
@@ -42,6 +45,12 @@ class ToyEngine(Engine):
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind == "die-daemon":
+            os.kill(os.getppid(), signal.SIGKILL)
+        elif kind == "stop-daemon":
+            os.kill(os.getppid(), signal.SIGSTOP)
+        elif kind.startswith("compute-"):
+            time.sleep(float(kind.removeprefix("compute-")))
         elif kind == "raise":
             raise ValueError("a secret value 31415")
 
