@@ -50,7 +50,12 @@ def read_manifest(path: Path, *, allow_private: bool) -> ProgramHead:
             with zipfile.ZipFile(stream) as archive:
                 info = archive.getinfo(_MANIFEST)
                 private = _WEIGHTS in archive.namelist()
-                if info.compress_type != zipfile.ZIP_STORED or info.file_size > _MAX_MANIFEST_BYTES:
+                # The sizes are the file's own word, and zipfile takes that much memory before it reads.
+                if (
+                    info.compress_type != zipfile.ZIP_STORED
+                    or info.compress_size != info.file_size
+                    or info.file_size > min(size, _MAX_MANIFEST_BYTES)
+                ):
                     raise ProgramFileError(f"{path.name} has a compressed or too large manifest")
                 raw = json.loads(archive.read(info))
         head = _head(raw, is_public=not private)

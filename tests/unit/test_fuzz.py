@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 import secureinfer as si
 from secureinfer.backends.mpc import live
 from secureinfer.config import load_settings, make_settings
-from secureinfer.errors import SecureInferError, SettingsError, WireError, catalogue
+from secureinfer.errors import ProgramFileError, SecureInferError, SettingsError, WireError, catalogue
 from secureinfer.measure.stats import parse_worker
 from secureinfer.plan.program import Program
 from secureinfer.session import faults, session, tensors
@@ -769,3 +769,21 @@ def test_a_certificate_with_a_damaged_key_is_refused(tmp_path: Path) -> None:
 def test_options_that_no_convolution_has_are_a_wire_error(option: list[Any]) -> None:
     with pytest.raises(WireError):
         live.unpack(json.dumps({**REQUESTS[1], "options": [option]}).encode())
+
+
+@pytest.mark.parametrize("fields", [(20,), (24,), (20, 24)], ids=["stored", "real", "both"])
+@pytest.mark.parametrize("size", [0x03FF_FFFF, 0x7FFF_FFFF])
+def test_a_member_that_claims_more_than_its_file_takes_no_memory(
+    tmp_path: Path, fields: tuple[int, ...], size: int
+) -> None:
+    file = tmp_path / "claims.si"
+    si.compile(torch.nn.Linear(4, 4), (torch.ones(2, 4),)).save(file)
+    assert read_manifest(file, allow_private=True).backend == "mpc"
+    raw = bytearray(file.read_bytes())
+    at = raw.index(b"PK\x01\x02")  # the manifest's entry in the list of members
+    for field in fields:
+        raw[at + field : at + field + 4] = struct.pack("<I", size)
+    file.write_bytes(raw)
+    for read in (lambda: read_manifest(file, allow_private=True), lambda: Program.load(file)):
+        with bounded(), pytest.raises(ProgramFileError):
+            read()
