@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import math
 import warnings
 from pathlib import Path
@@ -286,10 +287,12 @@ def test_the_operator_list_is_closed() -> None:
     assert all(n.operator.startswith("aten.") for n in exported.graph.nodes)
 
 
-def test_a_model_that_cannot_be_exported_gives_one_error_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_be_exported_gives_one_error_and_no_noise(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     class Branches(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            print("the model's own words")
+            sys.stdout.write("the model's own words\n")
             return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(CompileError, match="torch.where"):

@@ -70,7 +70,16 @@ def unpack(payload: bytes | memoryview) -> Correlation:
         kind = cls(**fields)
         _check(kind)
         return kind
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError, IndexError) as e:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ArithmeticError,
+        RecursionError,
+        IndexError,
+    ) as e:
         raise WireError("a peer asked for a correlation that cannot be") from e
 
 
@@ -84,11 +93,28 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _check_options(kind: Product) -> None:
+    """Strides, paddings and the like that a convolution can have, and channels that its groups divide."""
+    options = dict(kind.options)
+    for key, value in options.items():
+        least = 0 if key in ("padding", "output_padding") else 1
+        numbers = value if isinstance(value, tuple) else (value,)
+        if key not in ("stride", "padding", "output_padding", "dilation", "groups") or not all(
+            type(n) is int and least <= n < 1 << 20 for n in numbers
+        ):
+            raise ValueError("not an option")
+    if kind.op in ("conv1d", "conv2d"):
+        groups = options.get("groups", 1)
+        if kind.left[1] != kind.right[1] * groups or kind.right[0] % groups:
+            raise ValueError("channels that the groups do not divide")
+
+
 def _check(kind: Correlation) -> None:
     """The shape of a product is what its operands give, and nothing is larger than a dealer should make."""
     if isinstance(kind, Product):
         if kind.op not in ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d"):
             raise ValueError("unknown product")
+        _check_options(kind)
         operands = [torch.empty(s, dtype=torch.int64, device="meta") for s in (kind.left, kind.right)]
         if tuple(ring.apply(kind.op, operands[0], operands[1], dict(kind.options)).shape) != kind.result:
             raise ValueError("the result has another shape")
