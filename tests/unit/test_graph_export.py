@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
