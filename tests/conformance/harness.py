@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,14 +158,17 @@ def run(
     step: int | None = None,
     audit: bool = False,
     inference: int = 0,
-    tamper: Callable[[dict[str, Any]], None] | None = None,
+    links: Any = None,
     deadline: float = 60.0,
 ) -> Measured:
-    """Run one inference. step: count the bytes of this plan step alone; rounds are always those of the whole run."""
+    """Run one inference. step: count the bytes of this plan step alone; rounds are always those of the whole run.
+
+    links: of all parties and the dealer, where a test has something on them; else new ones.
+    """
     names = NAMES[:parties]
     session = os.urandom(16)
-    links = memory_links([*names, "dealer"], session)
-    clocks = {name: next(iter(links[name].values())).clock for name in links}  # type: ignore[attr-defined]
+    links = links or memory_links([*names, "dealer"], session)
+    clocks = {name: next(iter(links[name].values())).clock for name in links}
     openings: list[list[Opening]] = [[] for _ in names]
     public = MiniProgram(
         program.graph, program.plan, None, program.constants, program.options, program.manifest_digest
@@ -189,8 +192,6 @@ def run(
             )
             engines[name] = engine
             engine.setup()
-            if tamper is not None and name == names[0]:
-                tamper(engines)
             engine.prepare(inference)
             if name != "dealer":
                 rank, edge = names.index(name), program.graph.edge

@@ -323,41 +323,8 @@ def test_delta_and_shares_never_go_to_the_dealer(program: Program) -> None:
         link = links[name]["dealer"]
         send = link.send
         link.send = lambda a, p, send=send: (sent.append(len(p)), send(a, p))[1]  # type: ignore[method-assign]
-    run_on(program, links)
+    run(program, dict(zip(program.graph.inputs, (IDS, MASK), strict=True)), links=links)
     assert sent == [32, 32]
-
-
-def run_on(program: Program, links: Any) -> None:
-    import threading
-
-    names = ("model_owner", "data_owner")
-    failures: list[BaseException] = []
-
-    def party(name: str) -> None:
-        try:
-            engine = make_engine(
-                name,
-                program if name == "model_owner" else program.public(),
-                me=name,
-                compute_parties=names,
-                dealer="dealer",
-                links=links[name],
-                clock=next(iter(links[name].values())).clock,
-                session_id=bytes(16),
-            )
-            engine.setup()
-            engine.prepare(0)
-            if name != "dealer":
-                engine.run(0, dict(zip(program.graph.inputs, (IDS, MASK), strict=True)))
-        except BaseException as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=party, args=(n,)) for n in (*names, "dealer")]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert failures == []
 
 
 # -- a program file from somebody else

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 
 import secureinfer as si
 from secureinfer.backends.mpc import kernels
-from secureinfer.backends.mpc.engine import make_engine
 from secureinfer.backends.mpc.values import Share
 from secureinfer.plan.program import Program
 from secureinfer.transport.memory import memory_links
 
+from .harness import run
 from .test_safety import IDS, MASK, Encoder
 
 NAMES = ("model_owner", "data_owner")
@@ -43,33 +42,7 @@ def frames(program: Program, inputs: Mapping[str, torch.Tensor]) -> Frames:
                 send(address, payload)
 
             link.send = record  # type: ignore[method-assign]
-    failures: list[BaseException] = []
-
-    def party(name: str) -> None:
-        try:
-            engine = make_engine(
-                name,
-                program if name == "model_owner" else program.public(),
-                me=name,
-                compute_parties=NAMES,
-                dealer="dealer",
-                links=links[name],
-                clock=next(iter(links[name].values())).clock,
-                session_id=bytes(16),
-            )
-            engine.setup()
-            engine.prepare(0)
-            if name != "dealer":
-                engine.run(0, inputs if name == "data_owner" else None)
-        except BaseException as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=party, args=(n,)) for n in links]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert failures == []
+    run(program, inputs, links=links)
     return sent
 
 
