@@ -16,7 +16,7 @@ from . import generic, ring, runtime
 from .communicator import tensor_bytes, tensors_from
 from .correlations import FixedProduct
 from .dealer import Dealer, draw, mask_of_weight
-from .kernels import StepCall, lookup
+from .kernels import StepCall, encode_weight, lookup
 from .party import Opening, Party, Request
 from .randomness import Seed
 from .seeds import agree
@@ -193,7 +193,7 @@ class MpcEngine(Engine):
         for i, (name, shape) in enumerate(self._masked_weights.items()):
             address = Address("setup", 0, 0, i + 1)
             if party.rank == 0:
-                encoded = generic.encode_weight(self.program, self._runner.weights[name], name)
+                encoded = encode_weight(self.program.graph.edge(name), self._runner.weights[name])
                 self._runner.encoded[name] = encoded
                 delta = encoded - mask_of_weight(self._seed, name, shape)
                 for peer in party.communicator.peers():

@@ -37,7 +37,7 @@ class StepCall:
         if name not in self.cache:
             if weight.plain is None:
                 raise SessionError(f"weight {name!r} is not here")
-            self.cache[name] = ring.encode(weight.plain, weight.edge.scale, f"weight {name}")
+            self.cache[name] = encode_weight(weight.edge, weight.plain)
         return self.cache[name]
 
     @property
@@ -62,6 +62,11 @@ class StepCall:
         if operand.share is not None:
             return operand.share
         return share_plain(self.party, operand, operand.edge.scale)
+
+
+def encode_weight(edge: Edge, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as ring elements, at the scale of its edge."""
+    return ring.encode(weight, edge.scale, f"weight {edge.name}")
 
 
 def share_plain(party: Party, operand: Operand, scale: int) -> Share:

@@ -4,6 +4,5 @@ Importing this package binds every row of the catalog to its code.
 """
 
 from . import activations, arithmetic, choices, local, matrices, norms, softmax
-from .common import encode_weight
 
-__all__ = ["activations", "arithmetic", "choices", "encode_weight", "local", "matrices", "norms", "softmax"]
+__all__ = ["activations", "arithmetic", "choices", "local", "matrices", "norms", "softmax"]

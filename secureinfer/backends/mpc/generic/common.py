@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,14 +13,6 @@ from ..correlations import FixedProduct
 from ..kernels import StepCall
 from ..party import Party
 from ..values import Operand, Share
-
-if TYPE_CHECKING:
-    from ....plan.program import Program
-
-
-def encode_weight(program: Program, weight: torch.Tensor, name: str) -> torch.Tensor:
-    """A weight as ring elements, at the scale of its edge."""
-    return ring.encode(weight, program.graph.edge(name).scale, f"weight {name}")
 
 
 def beaver(op: str, a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
