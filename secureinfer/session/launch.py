@@ -72,14 +72,16 @@ class Child:
             return self.receive(timeout)
         return self.receive(timeout)
 
-    def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Close the pipe, which ends the process; kill it after `grace` seconds."""
+    def stop(self, grace: float = GRACE_SECONDS) -> bool:
+        """Close the pipe, which ends the process; kill it after `grace` seconds. Returns whether it ended by itself."""
         self.pipe.close()
         try:
             self.process.wait(grace)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+            return False
+        return True
 
     def kill(self) -> None:
         self.process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -70,15 +71,21 @@ class Parent:
         with self._lock:
             self._pipe.send(body, blobs or [])
 
+    def _beat(self) -> None:
+        with self._lock:
+            # A starter that is stopped reads nothing: beats must leave room for the word that ends the session.
+            if select.select([], [self._pipe.sock], [], 0)[1]:
+                self._pipe.send({"alive": True})
+
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Tell the starter now and then that this process is alive, while a call runs."""
+        """Tell the starter now and then that this process is alive, during a call or a listening party's whole life."""
         done = threading.Event()
 
         def beat() -> None:
             while not done.wait(HEARTBEAT_SECONDS):
-                with contextlib.suppress(SecureInferError):
-                    self.send({"alive": True})
+                with contextlib.suppress(SecureInferError, OSError, ValueError):
+                    self._beat()
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()

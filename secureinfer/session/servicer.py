@@ -41,8 +41,12 @@ log = logging.getLogger("secureinfer.session")
 
 WORKER_MODULE = "secureinfer.session.worker"
 HANDLERS = 16
-WORKER_GRACE_SECONDS = 2.5
+WORKER_GRACE_SECONDS = 4.0
 """A worker ends itself before; one that is stopped must be killed before this daemon is."""
+
+LEAST_SILENCE_SECONDS = 10.0
+"""A worker that gave no sign of life for a step's deadline, and for so long at least, is killed: it may be stopped, or
+stuck, and would hold its place, its port and its memory for good. Its peers have given it up by then."""
 
 WITHDRAWN_SECONDS = 0.5
 """For a worker to end by itself, before it is ended because its session was withdrawn."""
@@ -195,7 +199,7 @@ class Daemon(control_pb2_grpc.ControlServicer):
             ended = self._changed.wait_for(lambda: session_id not in self._sessions, WITHDRAWN_SECONDS)
         if not ended:
             log.warning("%r: %s ended it before it began", record, who.name)
-            record.child.stop(WORKER_GRACE_SECONDS)
+            record.child.pipe.close()  # which ends it, and `_follow` sees to that
         return control_pb2.CloseSessionReply()
 
     # --- sessions and their workers ---
@@ -257,17 +261,19 @@ class Daemon(control_pb2_grpc.ControlServicer):
             child.stop()
 
     def _follow(self, record: _Record, child: Child) -> None:
-        """Log how a session ended, and free its place."""
+        """Log how a session ended, and free its place, its port and its memory."""
+        silence = max(self.settings.deadlines.step, LEAST_SILENCE_SECONDS)
         try:
             while True:
-                child.receive(None)
+                child.receive(silence)
         except PeerError as error:
-            # The end of the pipe is the end of the worker; anything else is what it ended with.
+            # The end of the pipe is the end of the worker, and so is silence; anything else is what it ended with.
             if error.peer != self.settings.name:
                 log.warning("%r: %s", record, error)
         except (SecureInferError, OSError, ValueError) as error:
             log.warning("%r: %s", record, error)
-        child.stop()
+        if not child.stop(WORKER_GRACE_SECONDS):
+            log.warning("%r: the worker %s did not go on and was killed", record, self.settings.name)
         self._forget(record)
         log.info("ended %r", record)
 

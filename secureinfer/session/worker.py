@@ -66,7 +66,8 @@ class Worker:
         if self.settings.role == "data_owner":
             self._run_data_owner()
         else:
-            self._run_listening()
+            with self.parent.heartbeat():  # its daemon ends a worker that gives no sign of life
+                self._run_listening()
 
     def fail(self, error: BaseException) -> None:
         """Tell the peers why the session ends."""

@@ -33,7 +33,7 @@ from secureinfer.errors import (
     SessionError,
     SettingsError,
 )
-from secureinfer.session import client
+from secureinfer.session import client, servicer
 from secureinfer.session.client import Session
 from secureinfer.session.local import LocalParties
 from secureinfer.session.servicer import Daemon
@@ -57,6 +57,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("TOY_FAULT", str(tmp_path_factory.mktemp("toy") / "fault"))
         patch.setattr(client, "SIGN_OF_LIFE_SECONDS", 6.0)
+        patch.setattr(servicer, "LEAST_SILENCE_SECONDS", 2.0)
         with marked(tmp_path_factory.mktemp("temporary"), patch):
             yield
 
@@ -223,20 +224,38 @@ def test_a_party_that_dies_or_stops_is_named_by_every_survivor(
     # Before a session stands, a worker that waits for a third party is ended by the data owner's word to its daemon.
     reasons = (role, "data_owner ended it before it began") if session is None else (role,)
     assert all(any(r in line for r in reasons) for line in said), said
-    # And a stopped worker is ended by its own daemon then, which says so too.
-    assert len(survivors) <= len(said) <= len(survivors) + (session is None and kind == "stop"), said
+    # And a stopped worker's own daemon says that it was withdrawn, where it was, and that it was killed.
+    assert len(survivors) <= len(said) <= len(survivors) + (kind == "stop") * (1 + (session is None)), said
     Path(os.environ["TOY_FAULT"]).unlink(missing_ok=True)
     if session is not None:
         later = ends(lambda: session.infer(X), 1)
         assert role in str(later)
         session.close()
-    if kind == "stop":
-        for pid in look().processes - before.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)  # a stopped process can end only when it goes on
-    wait_until_nothing_is_left(before)
+    wait_until_nothing_is_left(before)  # a stopped process too, which cannot end by itself
     if (role, phase, kind) not in IN_MAKE_TEST:
         serves(parties)
+
+
+@pytest.mark.parametrize("role", ["dealer", pytest.param("model_owner", marks=pytest.mark.slow)])
+def test_a_daemon_kills_a_worker_that_stopped_in_a_running_session_and_frees_its_place(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    """And the twin: one that is idle for longer goes on."""
+    daemon, before = parties.daemons[role], look()
+    monkeypatch.setattr(daemon, "settings", parties.make(role, deadlines={**DEADLINES, "step": 2.0}))
+    with parties.session() as session, caplog.at_level(logging.WARNING, "secureinfer.session"):
+        worker = parties.worker(role)
+        time.sleep(3.5)
+        assert torch.allclose(session.infer(X), X, atol=1e-6)
+        assert parties.worker(role) == worker
+        os.kill(worker, signal.SIGSTOP)
+        stop = time.monotonic() + 2.0 + servicer.WORKER_GRACE_SECONDS + 3.0
+        while daemon._sessions:
+            assert time.monotonic() < stop, "the stopped worker keeps its place"
+            time.sleep(0.05)
+        assert not Path(f"/proc/{worker}").exists()
+        assert f"the worker {role} did not go on and was killed" in caplog.text
+    wait_until_nothing_is_left(before)
 
 
 def test_the_daemons_still_serve_after_all_these_faults(parties: Parties) -> None:
