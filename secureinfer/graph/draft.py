@@ -9,15 +9,19 @@ from typing import Any, Literal
 
 import torch
 
+from .int8 import Int8, follow
 from .ops import evaluate_op
 
 Kind = Literal["input", "weight", "constant", "node"]
 
 
 class Value:
-    """One tensor of the draft. `tensor` is there for weights and constants; `node` for computed values."""
+    """One tensor of the draft. `tensor` is there for weights and constants; `node` for computed values.
 
-    __slots__ = ("dtype", "kind", "name", "node", "owner", "shape", "tensor")
+    int8: what a weight is made of, where that is int8 values times scales.
+    """
+
+    __slots__ = ("dtype", "int8", "kind", "name", "node", "owner", "shape", "tensor")
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Value:
         self.tensor = tensor
         self.owner = owner
         self.node: DraftNode | None = None
+        self.int8: Int8 | None = None
 
     @property
     def is_float(self) -> bool:
@@ -125,6 +130,16 @@ class Draft:
     def weight(self, tensor: torch.Tensor, name: str) -> Value:
         return Value("weight", tensor.shape, nominal(tensor.dtype), tensor=tensor.detach(), name=name)
 
+    def int8_weight(self, tensor: torch.Tensor, name: str) -> Value:
+        """The one kind of value that stays int8: a weight of a quantised node."""
+        return Value("weight", tensor.shape, torch.int8, tensor=tensor.detach(), name=name)
+
+    def moved(self, value: Value, function: Callable[[torch.Tensor], torch.Tensor]) -> Value:
+        """A known value after shape work."""
+        result = self.known(function(value.known), [value])
+        result.int8 = value.int8.moved(function) if value.int8 is not None else None
+        return result
+
     def known(self, tensor: torch.Tensor, sources: Iterable[Value]) -> Value:
         """What was computed from weights and constants only: a weight if one of the sources is."""
         weights = [v for v in sources if v.kind == "weight"]
@@ -135,13 +150,17 @@ class Draft:
     def emit(self, op: str, inputs: Sequence[Value], **attrs: Any) -> Value:
         """Apply a canonical operator; folded at once when no input of the caller is involved."""
         if all(v.tensor is not None for v in inputs):
+
+            def run(*tensors: torch.Tensor) -> torch.Tensor:
+                return evaluate_op(op, attrs, tensors, torch.float64)
+
             with torch.no_grad():
-                return self.known(
-                    evaluate_op(op, attrs, _common([v.known for v in inputs]), torch.float64), inputs
-                )
+                result = self.known(run(*_common([v.known for v in inputs])), inputs)
+                result.int8 = follow(op, inputs, run, result.is_float)
+            return result
         operands = [torch.empty(v.shape, dtype=nominal(v.dtype), device="meta") for v in inputs]
-        result = evaluate_op(op, attrs, operands)
-        return self._add(op, inputs, attrs, result.shape, result.dtype)
+        shaped = evaluate_op(op, attrs, operands)
+        return self._add(op, inputs, attrs, shaped.shape, shaped.dtype)
 
     def unsupported(
         self, inputs: Sequence[Value], shape: Sequence[int], dtype: torch.dtype, reason: str

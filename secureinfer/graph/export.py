@@ -18,6 +18,7 @@ from ..errors import CompileError, SettingsError, UnsupportedModelError, Unsuppo
 from . import aten
 from .draft import UNSUPPORTED, Draft, Value, nominal
 from .finish import finish
+from .int8 import follow, keep_int8
 from .ir import DATA_OWNER, MODEL_OWNER, Graph
 from .passes import canonicalise
 from .ranges import with_ranges
@@ -45,7 +46,7 @@ def export_graph(
     keep_unsupported: bool = False,
 ) -> tuple[Graph, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The model as a Graph, its private weights and its public constants, both float32, int64 or bool by edge
-    name.
+    name; weights that the model multiplies by a scale a channel stay int8 (graph/int8.py).
 
     The graph is the model in evaluation mode, at the shapes of the example inputs. calibration: more inputs
     of the same shapes (a tensor, a tuple, or a dictionary of keyword inputs each), from which ranges are
@@ -79,6 +80,7 @@ def export_graph(
     _calls(draft, program, env)
     output_tree = _outputs(draft, program, env)
     canonicalise(draft)
+    draft.rewrite(keep_int8())
     problems = [
         UnsupportedNode(f"{UNSUPPORTED}_{i}", n.operator, n.path, n.attrs["reason"])
         for i, n in enumerate(n for n in draft.order() if n.op == UNSUPPORTED)
@@ -360,8 +362,13 @@ def _run(draft: Draft, target: Any, args: Any, kwargs: Any, values: Sequence[Val
             result = _embed(*real_args[:2])
         else:
             result = target(*real_args, **real_kwargs)
-    wrap = draft.known
-    return [wrap(r, values) for r in result] if isinstance(result, list | tuple) else wrap(result, values)
+    if isinstance(result, list | tuple):
+        return [draft.known(r, values) for r in result]
+    value = draft.known(result, values)
+    operator = str(target).split(".")[-2]
+    with torch.no_grad():
+        value.int8 = follow(operator, args, lambda t, *rest: target(t, *rest, **real_kwargs), value.is_float)
+    return value
 
 
 def _embed(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from ..errors import CompileError
 from .draft import Draft, Value, nominal
+from .int8 import is_quantized, scale_bits
 from .ir import Edge, Graph, Node, Visibility
 from .visibility import PUBLIC, WEIGHT, Seen, result_visibility
 
@@ -45,7 +47,8 @@ def finish(
     def known(value: Value) -> None:
         if value in names or value.tensor is None:
             return
-        tensor = value.tensor.to("cpu", nominal(value.dtype)).contiguous().clone()
+        stored = torch.int8 if value.dtype == torch.int8 else nominal(value.dtype)
+        tensor = value.tensor.to("cpu", stored).contiguous().clone()
         if value.kind == "weight":
             if not bool(torch.isfinite(tensor).all()):
                 raise CompileError(f"weight {value.name} holds values that are not finite")
@@ -79,6 +82,9 @@ def finish(
                 node.operator,
             )  # fmt: skip
         )
+        if is_quantized(listed[-1]):
+            name = operands[-1].name
+            edges[name] = dataclasses.replace(edges[name], scale=scale_bits(weights[name]) or 0)
     for value in draft.outputs:
         if value.kind == "weight":
             raise CompileError(

@@ -80,7 +80,9 @@ def _scaled(d: Draft, layer: DraftNode, factor: Value) -> Value | None:
             "convolution",
         ):  # output channels come first in these weights, last in the others
             rows = rows.reshape(-1, *(1 for _ in t.shape[1:]))
-        scaled.append(d.known(t * rows, [w, factor]))
+        new = d.known(t * rows, [w, factor])
+        new.int8 = w.int8.times(rows) if w.int8 is not None else None
+        scaled.append(new)
     with d.at(layer.path, layer.operator):
         return d.emit(layer.op, [layer.inputs[0], *scaled], **layer.attrs)
 

@@ -31,11 +31,14 @@ class Visibility(enum.Enum):
 @dataclass(frozen=True)
 class Edge:
     """One tensor. scale: fraction bits (0 for integers and booleans). bound: greatest |value|, or None if
-    unknown."""
+    unknown.
+
+    The scales of an int8 weight are a float32 edge whose `scale` gives the greatest of them 10 or 11 bits.
+    """
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # "float32", "int64", "bool": what the plaintext model has here
+    dtype: str  # "float32", "int64", "bool", "int8" (weights): what the plaintext model has here
     visibility: Visibility = Visibility.SHARED
     owner: str | None = None  # for PRIVATE
     ring_bits: int = 64

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
+from .int8 import dequantized
 from .ir import Graph, Node
 
 Attrs = Mapping[str, Any]
@@ -43,7 +44,6 @@ for _name, _function in {
     "where": torch.where, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "silu": F.silu,
     "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal, "abs": torch.abs, "erf": torch.erf, "matmul": torch.matmul,
-    "embedding": F.embedding, "linear": F.linear,
 }.items():  # fmt: skip
     _simple(_name, cast(Callable[..., Any], _function))
 
@@ -51,6 +51,12 @@ for _name, _function in {
 @op("reshape")
 def _reshape(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
     return x[0].reshape(a["shape"])
+
+
+@op("rescale")
+def _rescale(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The identity: fraction bits of a fixed-point value are cut. exact: rounded down, else at random."""
+    return x[0]
 
 
 @op("permute")
@@ -164,12 +170,31 @@ def _masked_softmax(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.where(keep, kept, torch.zeros((), dtype=kept.dtype, device=kept.device))
 
 
+def _weights(name: str, a: Attrs, x: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight, dequantised if it is int8, and the bias of operands [x, weight, bias?] or [x, int8, bias?, scales]."""
+    if not a.get("quantized", False):
+        return x[1], x[2] if len(x) > 2 else None
+    if len(x) != 3 + bool(a.get("has_bias", False)):
+        raise ValueError(f"a quantised {name} with {len(x)} operands")
+    return dequantized(name, x[1], x[-1]), x[2] if len(x) > 3 else None
+
+
+@op("linear")
+def _linear(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    return F.linear(x[0], *_weights("linear", a, x))
+
+
+@op("embedding")
+def _embedding(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    return F.embedding(x[0], _weights("embedding", a, x)[0])
+
+
 @op("convolution")
 def _convolution(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
-    bias = x[2] if len(x) > 2 else None
+    weight, bias = _weights("convolution", a, x)
     zeros = [0] * len(a["stride"])
     return torch.convolution(
-        x[0], x[1], bias, a["stride"], a["padding"], a["dilation"], False, zeros, a["groups"]
+        x[0], weight, bias, a["stride"], a["padding"], a["dilation"], False, zeros, a["groups"]
     )
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import CompileError
+from .int8 import SCALE_BITS, quantized_nodes
 from .ir import Edge, Graph, Visibility
 from .ops import run_reference
 
@@ -56,6 +57,10 @@ def with_ranges(
         raise CompileError(f"values are not finite on example or calibration inputs at {where}")
     fixed = {*graph.weights, *graph.constants}
     edges = {name: _bounded(edge, greatest.get(name), name in fixed) for name, edge in graph.edges.items()}
+    for weight, node in quantized_nodes(graph).items():  # both follow from what is public anyway
+        edges[weight] = dataclasses.replace(edges[weight], bound=128.0)
+        scale = edges[node.inputs[-1]]
+        edges[scale.name] = dataclasses.replace(scale, bound=2.0 ** (SCALE_BITS - scale.scale))
     for name, rows in _rows_behind(graph).items():
         edges[name] = dataclasses.replace(edges[name], bound=power_of_two(max(rows - 1, 1)))
     return dataclasses.replace(graph, edges=MappingProxyType(edges))
@@ -69,7 +74,7 @@ def _rows_behind(graph: Graph) -> dict[str, int]:
     rows: dict[str, int] = {}
     for node in reversed(graph.nodes):
         if node.op == "embedding":
-            ids, table = node.inputs
+            ids, table = node.inputs[:2]
             rows[ids] = max(rows.get(ids, 0), graph.edge(table).shape[0])
         elif node.op in _MOVES and node.outputs[0] in rows:
             for name in node.inputs:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..graph.draft import nominal
+from ..graph.int8 import CHANNEL_DIM
 from ..graph.ir import MODEL_OWNER, Edge, Graph, Node, Visibility
 from ..graph.ops import OPS, evaluate_op
 from ..graph.structure import check_tree
@@ -264,6 +265,7 @@ def check_graph(graph: Graph) -> None:
         raise Fault("an output would hand out weights")
     if not graph.reveal_to or not {*graph.owners(), MODEL_OWNER}.issuperset(graph.reveal_to):
         raise Fault("it reveals its outputs to somebody who takes no part")
+    _check_int8(graph)
     _check_specs(graph)
 
 
@@ -275,7 +277,7 @@ def _check_node(graph: Graph, node: Node, defined: set[str]) -> None:
         )
     edge, operands = graph.edges[output], [graph.edges[e] for e in node.inputs]
     try:
-        tensors = [torch.empty(e.shape, dtype=nominal(DTYPES[e.dtype]), device="meta") for e in operands]
+        tensors = [torch.empty(e.shape, dtype=_computed(e), device="meta") for e in operands]
         result = evaluate_op(node.op, node.attrs, tensors)
     except Exception as error:  # whatever torch raises for operands that do not fit
         raise Fault(
@@ -286,6 +288,39 @@ def _check_node(graph: Graph, node: Node, defined: set[str]) -> None:
     if (edge.visibility, edge.owner) != result_visibility((e.visibility, e.owner) for e in operands):
         raise Fault(f"edge {output} claims a visibility that its operands do not allow")
     defined.add(output)
+
+
+def _computed(edge: Edge) -> torch.dtype:
+    """The type that operators see: the reference functions take integers as int64, but for int8 weights."""
+    return torch.int8 if edge.dtype == "int8" else nominal(DTYPES[edge.dtype])
+
+
+def _check_int8(graph: Graph) -> None:
+    """An int8 weight is the weight of quantised nodes and nothing else, and all of them give it the same scales."""
+    int8 = {n for n in graph.weights if graph.edges[n].dtype == "int8"}
+    scales: dict[str, tuple[str, str]] = {}
+    for node in graph.nodes:
+        flag = node.attrs.get("quantized", False)
+        if type(flag) is not bool or (flag and (node.op not in CHANNEL_DIM or len(node.inputs) < 3)):
+            raise Fault(f"node {node.name} is no quantised layer")
+        if int8.intersection((node.inputs[:1] + node.inputs[2:]) if flag else node.inputs):
+            raise Fault(f"node {node.name} takes an int8 weight, and has no scales for it")
+        if not flag:
+            continue
+        weight, scale = graph.edges[node.inputs[1]], graph.edges[node.inputs[-1]]
+        channels = weight.shape[CHANNEL_DIM[node.op] : CHANNEL_DIM[node.op] + 1]
+        if weight.name not in int8 or scale.name not in graph.weights or scale.dtype != "float32":
+            raise Fault(f"the int8 weight of node {node.name} or its scales are not private weights")
+        if scale.shape != channels or scales.setdefault(weight.name, (scale.name, node.op)) != (
+            scale.name,
+            node.op,
+        ):
+            raise Fault(f"the scales of node {node.name} do not fit its weight")
+    if int8 - scales.keys() or int8.intersection(graph.outputs):
+        raise Fault("it has an int8 weight that no quantised layer uses")
+    apart = {scale for scale, _ in scales.values()}
+    if any(apart.intersection(n.inputs[:-1] if n.attrs.get("quantized") else n.inputs) for n in graph.nodes):
+        raise Fault("the scales of an int8 weight are used for something else")
 
 
 def _check_specs(graph: Graph) -> None:

@@ -26,7 +26,8 @@ def matmul(c: Call, a: Value, b: Value) -> Value:
     if b.kind == "weight" and a.tensor is None:
         flat = b.known.reshape(-1, *b.shape[-2:])
         if all(torch.equal(flat[0], flat[i]) for i in range(1, len(flat))):
-            out = d.emit("linear", [a, d.weight(flat[0].t(), b.name)])
+            right = d.moved(b, lambda t: t.reshape(-1, *t.shape[-2:])[0].t())
+            out = d.emit("linear", [a, right])
             batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
             return d.expand(out, [*batch, *out.shape[-2:]])
     if a.kind == "weight" and b.tensor is None and len(a.shape) == 2:
