@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import traceback
@@ -203,6 +204,7 @@ def infer(
     if input.suffix not in (".txt", ".npz", ".npy", ".json"):
         raise UsageError(f"{input} is neither sentences (.txt) nor tensors (.npz, .npy, .json)")
     if output is not None:
+        output = _with_npz(output)
         _refuse_absent_folder(output)
     from .inference import infer_sentences, infer_tensors
 
@@ -210,6 +212,13 @@ def infer(
         infer_sentences(terminal, config, input, output, tokenizer)
     else:
         infer_tensors(terminal, config, input, output)
+
+
+def _with_npz(file: Path) -> Path:
+    """The file that is written: numpy would add the ending in silence, also to another one."""
+    if file.suffix not in ("", ".npz"):
+        raise UsageError(f"cannot write {file}: outputs are written as .npz; say --output {file.stem}.npz")
+    return file if file.suffix or file.is_dir() else file.with_name(f"{file.name}.npz")
 
 
 def _refuse_absent_folder(file: Path) -> None:
@@ -289,4 +298,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    # gRPC's own log would stand beside our errors, and name whoever tried to connect. It reads this when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(sys.argv[1:]))

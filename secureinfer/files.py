@@ -134,7 +134,16 @@ def _from_json(data: Any, graph: Graph) -> dict[str, Any]:
     if not isinstance(data, dict):
         data = {graph.inputs[0]: data} if len(graph.inputs) == 1 else {}
     dtypes = {name: np.dtype(graph.edge(name).dtype) for name in graph.inputs}
-    return {name: np.asarray(value, dtype=dtypes.get(name)) for name, value in data.items()}
+    return {name: _array(name, value, dtypes.get(name)) for name, value in data.items()}
+
+
+def _array(name: str, value: Any, dtype: np.dtype[Any] | None) -> Any:
+    try:
+        return np.asarray(value, dtype=dtype)
+    except (ValueError, TypeError, OverflowError):  # their texts quote the value
+        raise InputError(
+            f"input {name!r} is not numbers of dtype {dtype} in rows of one length; nothing else can be an input"
+        ) from None
 
 
 def call_of(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

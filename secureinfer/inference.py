@@ -59,7 +59,8 @@ def infer_sentences(
         "output": None if output is None else str(output),
         "report": report.to_dict(),
     }
-    terminal.answer(data, pair_table(sentences, matrix), report)
+    shown = pair_table(sentences, matrix) if len(sentences) > 1 else one_embedding(embeddings[0], output)
+    terminal.answer(data, shown, report)
 
 
 def infer_tensors(terminal: Terminal, config: Path, path: Path, output: Path | None) -> None:
@@ -85,6 +86,16 @@ def infer_tensors(terminal: Terminal, config: Path, path: Path, output: Path | N
         f"written to {output}" if output is not None else "\n".join(f"{n}: {t}" for n, t in tensors.items())
     )
     terminal.answer(data, shown, report)
+
+
+def one_embedding(embedding: torch.Tensor, output: Path | None) -> str:
+    """What to say of a single sentence, which makes no pair."""
+    head = ", ".join(f"{float(x):.4f}" for x in embedding[:3])
+    where = "--output FILE.npz writes it" if output is None else f"written to {output}"
+    return (
+        f"one sentence: an embedding of {len(embedding)} numbers, {head}, ... ({where}); "
+        "from two sentences on, the similarity of each pair is shown\n"
+    )
 
 
 def sentence_shape(graph: Graph) -> tuple[int, int]:

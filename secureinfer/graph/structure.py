@@ -81,6 +81,12 @@ def flatten_inputs(spec: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     Raises InputError if an input is missing, unknown, given twice or not of the compiled structure.
     """
     positional, parameters = spec["positional"], spec["parameters"]
+    if len(args) == 1 and isinstance(args[0], Mapping) and args[0].keys() & parameters.keys():
+        if not positional or "edge" in parameters.get(positional[0], {"edge": None}):
+            raise InputError(
+                f"the inputs came as one {type(args[0]).__name__}; give them by name, with two stars before it: "
+                f"infer(**inputs). The program takes {_names(parameters)}"
+            )
     if len(args) > len(positional):
         raise InputError(
             f"{len(args)} positional inputs; the program takes {len(positional)}: {_names(positional)}"

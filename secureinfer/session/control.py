@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from ..errors import WireError
+from ..errors import AuthenticationError, PeerError, WireError
 from ..transport.grpc_link import open_channel
-from ..transport.tls import Credentials, Identity
+from ..transport.tls import Credentials, Identity, who_answers
 from ..v1 import control_pb2, control_pb2_grpc
 from .faults import from_rpc
 from .handshake import Hello
@@ -48,9 +48,26 @@ class ControlClient:
     ) -> None:
         self._peer = peer
         self._deadline = deadline
-        self._channel = open_channel(
-            host, port, credentials, peer, keepalive, timeout=connect, max_message_bytes=MAX_CONTROL_BYTES
-        )
+        try:
+            self._channel = open_channel(
+                host, port, credentials, peer, keepalive, timeout=connect, max_message_bytes=MAX_CONTROL_BYTES
+            )
+        except PeerError as error:
+            raise PeerError(
+                error.peer,
+                f"{str(error).removeprefix(f'{error.peer}: ')}; start it there with `secureinfer party --role "
+                f"{peer.role.replace('_', '-')}`, or correct peers.{peer.role} in the settings; a firewall may also stand "
+                f"before port {port}",
+            ) from None
+        except AuthenticationError as error:
+            other = who_answers(host, port, credentials, min(2.0, connect))
+            if other is None or other == str(peer):
+                raise
+            raise AuthenticationError(
+                f"{other} answers at {host}:{port}, where the settings expect {peer}; check address and name in "
+                f"peers.{peer.role}",
+                public_detail=error.public_detail,
+            ) from None
         self._stub: Any = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def open(self, hello: Hello) -> Place:

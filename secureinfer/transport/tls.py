@@ -156,6 +156,24 @@ def _uris(cert: x509.Certificate) -> list[str]:
     return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
+def who_answers(host: str, port: int, credentials: Credentials, timeout: float) -> str | None:
+    """Which party of this authority answers at an address, whoever was expected there; None where that cannot be told."""
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(credentials.ca))
+    context.load_cert_chain(str(credentials.certificate), str(credentials.key))
+    context.check_hostname = False
+    try:
+        with (
+            socket.create_connection((host, port), timeout) as raw,
+            context.wrap_socket(raw, server_hostname=host) as tls,
+        ):
+            names = _uris(x509.load_der_x509_certificate(tls.getpeercert(True) or b""))
+            return str(identity_from_uris(names))
+    except ssl.SSLError as error:
+        return "something without TLS" if error.reason == "WRONG_VERSION_NUMBER" else None
+    except (OSError, AuthenticationError, *_DAMAGED):
+        return None
+
+
 def make_certificates(
     folder: Path,
     parties: Mapping[str, Sequence[str]],

@@ -280,13 +280,31 @@ def test_nobody_and_a_silent_peer_are_named(certificates: dict[Identity, Credent
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")  # not TLS, and answers nothing
     server.start()
+    own = certificates[OWNER]
     start = time.monotonic()
-    with pytest.raises((AuthenticationError, PeerError), match="dealer"):
-        ControlClient(
-            "127.0.0.1", port, certificates[OWNER], DEALER, connect=1.0, deadline=1.0, keepalive=20.0
-        )
+    with pytest.raises(AuthenticationError, match=r"something without TLS answers at .* expect dealer"):
+        ControlClient("127.0.0.1", port, own, DEALER, connect=1.0, deadline=1.0, keepalive=20.0)
     assert time.monotonic() - start < 6
-    server.stop(0)
+    server.stop(0).wait()
+    with pytest.raises(PeerError, match="dealer: nobody answers .* `secureinfer party --role dealer`"):
+        ControlClient("127.0.0.1", port, own, DEALER, connect=1.0, deadline=1.0, keepalive=20.0)
+
+
+def test_swapped_addresses_say_who_answers_and_what_to_check(
+    dealer: Daemon, certificates: dict[Identity, Credentials], tmp_path: Path
+) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        ControlClient(
+            "127.0.0.1", dealer.port, certificates[OWNER], MODEL, connect=1.0, deadline=1.0, keepalive=20.0
+        )
+    assert str(caught.value) == (
+        f"dealer (dealer) answers at 127.0.0.1:{dealer.port}, where the settings expect model_owner (model_owner); "
+        "check address and name in peers.model_owner"
+    )
+    # The twin: who belongs to another authority is not believed.
+    stranger = make_certificates(tmp_path, {"data_owner": ["data_owner"]})[OWNER]
+    with pytest.raises(AuthenticationError, match="certificate is not accepted here"):
+        ControlClient("127.0.0.1", dealer.port, stranger, MODEL, connect=1.0, deadline=1.0, keepalive=20.0)
 
 
 def test_a_control_port_in_use_and_a_data_owners_daemon_are_refused(

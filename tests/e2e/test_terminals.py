@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -153,6 +154,18 @@ def test_a_wrong_dtype_is_a_wrong_call_that_names_the_input(config: Path, folder
     arguments = ["infer", "--config", str(config), "--input", str(folder / "bad.npz"), "--json"]
     error = json.loads(secureinfer(*arguments, code=2))["error"]
     assert "ids" in error["message"] and "int64" in error["message"]
+
+
+def test_a_port_in_use_is_one_line_of_our_own(config: Path, folder: Path) -> None:
+    """gRPC's own log stays out, unless the user asked for it."""
+    command = [*COMMAND, "party", "--role", "dealer", "--config", str(folder / "dealer.toml")]
+    for asked, lines in ({}, 1), ({"GRPC_VERBOSITY": "ERROR"}, 2):
+        plain = {k: v for k, v in os.environ.items() if k != "GRPC_VERBOSITY"}
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**plain, **asked})
+        assert done.returncode == 1
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        assert len(said) >= lines and said[-1].startswith("error: no free port"), said
+        assert asked or len(said) == 1, said
 
 
 def test_a_role_that_the_settings_do_not_have_is_a_wrong_call(config: Path, folder: Path) -> None:

@@ -114,6 +114,20 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert "error: cannot write" in capsys.readouterr().err
 
 
+def test_outputs_are_npz_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: Caught, tmp_path: Path
+) -> None:
+    (tmp_path / "in.npz").write_bytes(b"")
+    given: list[Path] = []
+    monkeypatch.setattr("secureinfer.inference.infer_tensors", lambda *a: given.append(a[3]))
+    work = ["infer", "--config", "absent.toml", "--input", str(tmp_path / "in.npz"), "--output"]
+    for name in ("out", "out.npz"):
+        assert cli.run([*work, str(tmp_path / name)]) == 0
+    assert given == [tmp_path / "out.npz"] * 2
+    assert cli.run([*work, str(tmp_path / "out.txt")]) == 2
+    assert "say --output out.npz" in capsys.readouterr().err
+
+
 def test_help_loads_neither_torch_nor_grpc() -> None:
     code = """
 import sys

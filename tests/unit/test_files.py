@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,16 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match="cannot be read"):
         read_tensors(tmp_path / name, TWO)
+
+
+@pytest.mark.parametrize(
+    "ids", ["31415926x", [["31415926x"]], [[1], [2, 3]], [[31415926 << 80]], {"a": 31415926}]
+)
+def test_json_that_is_no_array_is_refused_without_its_values(tmp_path: Path, ids: object) -> None:
+    (tmp_path / "in.json").write_text(json.dumps({"x": 1.5, "ids": [ids]}))
+    with pytest.raises(InputError, match="input 'ids' is not numbers of dtype int64") as caught:
+        read_tensors(tmp_path / "in.json", TWO)
+    assert "31415926" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_npy_for_two_inputs_names_them(tmp_path: Path) -> None:

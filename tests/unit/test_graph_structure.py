@@ -64,6 +64,7 @@ def test_inputs_may_be_named_and_fixed_ones_left_out(nested: Exported) -> None:
         ((A, {"a": B, "list": C}), {}, "sequence of 1"),
         ((A, [B]), {}, "mapping"),
         ((3.0, {"a": B, "list": [C]}), {}, "a tensor is expected"),
+        (({"x": A, "parts": {"a": B, "list": [C]}},), {}, r"came as one dict; .* infer\(\*\*inputs\)"),
         ((A, {"a": B, "list": [C]}), {"flag": False}, "fixed to True"),
         ((A, {"a": B, "list": [C]}), {"flag": A}, "a tensor was given"),
     ],

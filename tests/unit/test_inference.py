@@ -154,6 +154,17 @@ def test_sentences_go_in_whole_batches_and_the_padding_is_dropped(
     assert np.load(out, allow_pickle=False)["embeddings"].shape == (3, 64)
 
 
+def test_one_sentence_gives_no_table_but_its_embedding(
+    session: PlainSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.txt").write_text("abc\n")
+    (tmp_path / "t.json").write_text("{}")
+    inference.infer_sentences(Terminal(), Path("unused"), tmp_path / "s.txt", None, tmp_path / "t.json")
+    shown = capsys.readouterr().out
+    assert "an embedding of 64 numbers" in shown and "--output" in shown
+    assert "Similarity of each pair" not in shown
+
+
 def test_a_missing_tokenizer_is_named(session: PlainSession, tmp_path: Path) -> None:
     (tmp_path / "s.txt").write_text("abc\n")
     with pytest.raises(InputError, match="--tokenizer"):
