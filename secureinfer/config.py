@@ -85,13 +85,15 @@ class Listen(_Checked):
 
     bind: an address of this machine; 0.0.0.0 for all. port: control port. session_ports: "first-last", one
     for each session at once; "0-0" lets the system choose. sessions: how many may run at once (each holds
-    about 300 MB).
+    about 300 MB). data_link: what the session ports take: "tls", plain TLS 1.3, or "grpc", several times slower, for
+    networks through which only HTTP/2 passes. Who dials follows it.
     """
 
     bind: str = "127.0.0.1"
     port: Port
     session_ports: str = "0-0"
     sessions: Annotated[int, Field(ge=1, le=1024)] = 4
+    data_link: Literal["tls", "grpc"] = "tls"
 
     @field_validator("session_ports")
     @classmethod

@@ -1,4 +1,4 @@
-"""Our links over mutual TLS beside gloo on the same machine, in one run, as alternating rounds of the same messages.
+"""Both kinds of our links, over mutual TLS, beside gloo on the same machine, in one run, as alternating rounds of the same messages.
 
 Two processes, one on each end: round trips of small messages, and one-way rates of messages of several sizes, ended by an
 acknowledgement. CrypTen's own calls are timed (send and recv of tensors), for gloo those of torch.distributed.
@@ -21,8 +21,8 @@ import torch
 
 from ..errors import SessionError
 from ..transport.base import Address, Clock
-from ..transport.grpc_link import Limits, dial
-from ..transport.grpc_listener import Listener
+from ..transport.data import DIALLERS, LISTENERS
+from ..transport.limits import Limits
 from ..transport.tls import Credentials, Identity, load_credentials, make_certificates
 
 SESSION, TOKEN = b"s" * 16, b"t" * 32
@@ -36,33 +36,38 @@ Receive = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure of both. ratio: ours / gloo's; a rate is better when higher, a round trip when lower."""
+    """One measured figure of all. Ratios: ours / gloo's; a rate is better when higher, a round trip when lower."""
 
     what: str
     unit: str
     message_bytes: int
-    ours: float
+    tls: float
+    grpc: float
     gloo: float
 
     @property
-    def ratio(self) -> float:
-        return self.ours / self.gloo
+    def tls_ratio(self) -> float:
+        return self.tls / self.gloo
+
+    @property
+    def grpc_ratio(self) -> float:
+        return self.grpc / self.gloo
 
 
 class OurEnd:
     """One end of a Link, with the calls that CrypTen's communicator makes."""
 
-    def __init__(self, side: str, folder: Path, port: int) -> None:
+    def __init__(self, kind: str, side: str, folder: Path, port: int) -> None:
         me, peer = (HERE, THERE) if side == "here" else (THERE, HERE)
         credentials = _credentials(folder, me)
-        self._listener: Listener | None = None
+        self._listener = None
         if side == "here":
-            self._listener = Listener(
+            self._listener = LISTENERS[kind](
                 credentials, "127.0.0.1", (port,), SESSION, {peer: TOKEN}, Clock(), LIMITS
             )
             self.port = self._listener.port
         else:
-            self._link = dial(
+            self._link = DIALLERS[kind](
                 "127.0.0.1", port, credentials, peer, SESSION, TOKEN, Clock(), LIMITS, timeout=WAIT_SECONDS
             )
         self._sent = self._got = 0
@@ -160,19 +165,21 @@ def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _: 
     with tempfile.TemporaryDirectory(prefix="secureinfer-") as name:
         folder = Path(name)
         make_certificates(folder, {HERE.role: [HERE.name], THERE.role: [THERE.name]})
-        ours = OurEnd("here", folder, 0)
-        command = [sys.executable, "-m", __name__, name, str(ours.port), str(int(quick))]
+        ours = {kind: OurEnd(kind, "here", folder, 0) for kind in LISTENERS}
+        ports = [f"{kind}={end.port}" for kind, end in ours.items()]
+        command = [sys.executable, "-m", __name__, name, str(int(quick)), *ports]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             try:
-                ours.accept()
-                gloo = GlooEnd("here", folder)
+                for end in ours.values():
+                    end.accept()
+                ends: dict[str, OurEnd | GlooEnd] = {**ours, "gloo": GlooEnd("here", folder)}
                 times: dict[tuple[Job, str], list[float]] = {}
                 for i, job in enumerate(jobs(quick)):
                     progress(f"{i + 1} of {len(jobs(quick))}: {job.count} of {job.size} bytes")
-                    for label, end in (("ours", ours), ("gloo", gloo)):
-                        times.setdefault((job, label), []).append(lead(end, job))
-                ours.close()
-                gloo.close()
+                    for label, each in ends.items():
+                        times.setdefault((job, label), []).append(lead(each, job))
+                for each in ends.values():
+                    each.close()
             except BaseException:
                 child.kill()
                 raise
@@ -182,37 +189,44 @@ def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _: 
 
 
 def _row(job: Job, times: dict[tuple[Job, str], list[float]]) -> Row:
-    ours, gloo = (statistics.median(times[job, label]) for label in ("ours", "gloo"))
+    tls, grpc, gloo = (statistics.median(times[job, label]) for label in ("tls", "grpc", "gloo"))
     if job.echo:
-        return Row("round trip", "ms", job.size, ours * 1e3, gloo * 1e3)
-    return Row("one way", "GB/s", job.size, job.size / ours / 1e9, job.size / gloo / 1e9)
+        return Row("round trip", "ms", job.size, tls * 1e3, grpc * 1e3, gloo * 1e3)
+    rate = job.size / 1e9
+    return Row("one way", "GB/s", job.size, rate / tls, rate / grpc, rate / gloo)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
-    lines = ["| what | message | secureinfer, mTLS | gloo | ratio |", "|---|---|---|---|---|"]
+    lines = [
+        "| what | message | tls | grpc | gloo | tls / gloo | grpc / gloo |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for r in rows:
         size = f"{r.message_bytes / 1024:,.0f} KiB" if r.message_bytes >= 1024 else f"{r.message_bytes} B"
-        lines.append(f"| {r.what} | {size} | {r.ours:.3g} {r.unit} | {r.gloo:.3g} {r.unit} | {r.ratio:.2f} |")
+        figures = " | ".join(f"{value:.3g} {r.unit}" for value in (r.tls, r.grpc, r.gloo))
+        lines.append(f"| {r.what} | {size} | {figures} | {r.tls_ratio:.2f} | {r.grpc_ratio:.2f} |")
     return "\n".join(lines)
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     return {
-        "schema": "secureinfer.transport/1",
+        "schema": "secureinfer.transport/2",
         "torch": torch.__version__,
-        "rows": [{**asdict(r), "ratio": r.ratio} for r in rows],
+        "rows": [{**asdict(r), "tls_ratio": r.tls_ratio, "grpc_ratio": r.grpc_ratio} for r in rows],
     }
 
 
-def _other_end(folder: str, port: str, quick: str) -> None:
-    ours = OurEnd("there", Path(folder), int(port))
-    gloo = GlooEnd("there", Path(folder))
+def _other_end(folder: str, quick: str, *ports: str) -> None:
+    ends: list[OurEnd | GlooEnd] = []
+    for kind, _, port in (text.partition("=") for text in ports):
+        ends.append(OurEnd(kind, "there", Path(folder), int(port)))
+    ends.append(GlooEnd("there", Path(folder)))
     for job in jobs(bool(int(quick))):
-        for end in (ours, gloo):
+        for end in ends:
             follow(end, job)
-    ours.close()
-    gloo.close()
+    for end in ends:
+        end.close()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -228,4 +242,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _other_end(*sys.argv[1:4])
+    _other_end(*sys.argv[1:])

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import grpc
 
 from ..errors import AuthenticationError, PeerError, WireError
+from ..transport.data import dialler
 from ..transport.grpc_link import open_channel
+from ..transport.preface import TOKEN_BYTES
 from ..transport.tls import Credentials, Identity, who_answers
 from ..v1 import control_pb2, control_pb2_grpc
 from .faults import from_rpc
 from .handshake import Hello
 
 MAX_CONTROL_BYTES = 1 << 20
-TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a peer's worker waits for this party: its data port, and the token that it takes. Not in the
-    repr.
+    """Where a peer's worker waits for this party: its data port, the token that it takes, and the kind of data link.
+    The token is not in the repr.
     """
 
     port: int
-    token: bytes
-
-    def __repr__(self) -> str:
-        return f"Place(port={self.port})"
+    token: bytes = field(repr=False)
+    data_link: str = "tls"
 
 
 class ControlClient:
@@ -92,7 +91,8 @@ class ControlClient:
     def _place(self, reply: control_pb2.SessionReply) -> Place:
         if not 0 < reply.port < 65536 or len(reply.token) != TOKEN_BYTES:
             raise WireError(f"{self._peer}: its answer names no place in the session")
-        return Place(reply.port, reply.token)
+        dialler(reply.data_link, self._peer.name)  # refused before anything is dialled
+        return Place(reply.port, reply.token, reply.data_link)
 
     def close(self) -> None:
         self._channel.close()

@@ -29,9 +29,10 @@ from ..errors import (
 )
 from ..transport.grpc_link import options
 from ..transport.grpc_listener import bind_first
+from ..transport.preface import TOKEN_BYTES
 from ..transport.tls import Identity, load_credentials, peer_identity
 from ..v1 import control_pb2, control_pb2_grpc
-from .control import MAX_CONTROL_BYTES, TOKEN_BYTES
+from .control import MAX_CONTROL_BYTES
 from .faults import abort
 from .handshake import Hello, expect_same, from_message, make_hello
 from .launch import Child, stop_all
@@ -163,7 +164,7 @@ class Daemon(control_pb2_grpc.ControlServicer):
             self._forget(record)
             raise
         log.info("opened %r", record)
-        return control_pb2.SessionReply(port=record.port, token=tokens[who])
+        return self._reply(record, tokens[who])
 
     def _join(self, who: Identity, hello: Hello) -> control_pb2.SessionReply:
         """The model owner may come before the data owner's call has been served: wait for it.
@@ -188,7 +189,10 @@ class Daemon(control_pb2_grpc.ControlServicer):
                 raise AuthenticationError(f"{who} has no place in {record!r}", public_detail="no place in it")
             expect_same(record.hello, hello, who.name)
             record.joined = True
-        return control_pb2.SessionReply(port=record.port, token=token)
+        return self._reply(record, token)
+
+    def _reply(self, record: _Record, token: bytes) -> control_pb2.SessionReply:
+        return control_pb2.SessionReply(port=record.port, token=token, data_link=self._listen.data_link)
 
     def _close_session(self, who: Identity, session_id: bytes) -> control_pb2.CloseSessionReply:
         with self._changed:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from ..config import Settings, make_settings
 from ..errors import HandshakeError, PeerError, SecureInferError, SessionError, SettingsError, UnsafeError
 from ..transport.base import Clock
-from ..transport.grpc_link import GrpcLink, Limits, dial
-from ..transport.grpc_listener import Listener
+from ..transport.data import LISTENERS, DataListener, dialler
+from ..transport.framing import FramedLink
+from ..transport.limits import Limits
 from ..transport.tls import Credentials, Identity, load_credentials
 from . import faults
 from .control import ControlClient, Place
@@ -56,8 +57,8 @@ class Worker:
         self.credentials: Credentials = load_credentials(self.me, s.tls.ca, s.tls.certificate, s.tls.key)
         self.limits = Limits(s.deadlines.start, s.deadlines.keepalive, s.queue_bytes)
         self.clock = Clock()
-        self.links: dict[str, GrpcLink] = {}
-        self.listener: Listener | None = None
+        self.links: dict[str, FramedLink] = {}
+        self.listener: DataListener | None = None
         self.engine: Engine | None = None
         self._opened: list[Identity] = []
 
@@ -93,7 +94,7 @@ class Worker:
         if s.listen is None:
             raise SettingsError("a listening party has no listen settings")
         expected = {Identity(e["role"], e["name"]): bytes.fromhex(e["token"]) for e in self.start["expected"]}
-        self.listener = Listener(
+        self.listener = LISTENERS[s.listen.data_link](
             self.credentials,
             s.listen.bind,
             s.listen.ports,
@@ -130,7 +131,7 @@ class Worker:
         self._step_deadlines()
         session.serve()
 
-    def _join_dealer(self, hello: Hello) -> GrpcLink:
+    def _join_dealer(self, hello: Hello) -> FramedLink:
         peer = self.settings.peers.dealer
         if peer is None:
             raise SettingsError("peers.dealer: this program needs a dealer")
@@ -218,9 +219,7 @@ class Worker:
             try:
                 message = self.parent.next(timeout=0.5)
             except queue.Empty:
-                failed = next((f for link in self.links.values() if (f := link.failure)), None)
-                if failed is not None:
-                    raise failed from None
+                self._raise_failure()
                 if time.monotonic() > ended:
                     raise SessionError(
                         f"no call for {self.settings.deadlines.idle:g} s; the session was closed (deadlines.idle)"
@@ -229,10 +228,17 @@ class Worker:
             if message is None or message[0].get("op") == "close":
                 session.close()
                 return
+            self._raise_failure()
             with self.parent.heartbeat():
                 answer, blobs = self._do(session, *message)
             self.parent.send(answer, blobs)
             ended = time.monotonic() + self.settings.deadlines.idle
+
+    def _raise_failure(self) -> None:
+        """A peer that is gone ends the session, also one that the next call has no need of."""
+        failed = next((f for link in self.links.values() if (f := link.failure)), None)
+        if failed is not None:
+            raise failed from None
 
     def _do(
         self, session: DataOwnerSession, body: dict[str, Any], blobs: list[bytearray]
@@ -267,12 +273,12 @@ class Worker:
             keepalive=s.deadlines.keepalive,
         )
 
-    def _dial(self, identity: Identity, hello: Hello, place: Place) -> GrpcLink:
+    def _dial(self, identity: Identity, hello: Hello, place: Place) -> FramedLink:
         s = self.settings
         peer = s.peers.dealer if identity.role == "dealer" else s.peers.model_owner
         if peer is None:
             raise SettingsError(f"peers.{identity.role} is not set")
-        return dial(
+        return dialler(place.data_link, identity.name)(
             peer.host,
             place.port,
             self.credentials,
@@ -334,7 +340,7 @@ def hello_from_json(body: dict[str, Any]) -> Hello:
 def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     forbid_core_dumps()
-    # Threads of gRPC wait for the interpreter's lock behind the engine's Python code; 5 ms would be ten round
+    # Threads of a link wait for the interpreter's lock behind the engine's Python code; 5 ms would be ten round
     # trips.
     sys.setswitchinterval(0.0005)
     pipe = inherited_pipe(arguments, "the process that started this worker")

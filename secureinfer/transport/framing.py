@@ -14,10 +14,15 @@ from collections.abc import Iterable
 
 from ..errors import PeerError, SecureInferError, WireError
 from .base import HEADER_BYTES, MAX_FRAME_BYTES, NAME_PATTERN, Address, Clock, Counter, Link
-from .wire import Buffer, ChunkReader, Header, flat, pack_header, unpack_header
+from .wire import Buffer, Header, Reader, flat, pack_header, unpack_header
 
 ERROR = Address("control", 0, 0, 1)
 """A frame with which a peer ends the session and says why; it may come where any other is expected."""
+
+ALIVE = Address("control", 0, 0, 4)
+"""A frame without payload which says only that its sender is alive. It takes no number and is not counted, and it may
+come where any other is expected.
+"""
 
 MAX_ERROR_BYTES = 1 << 16
 MAX_ERROR_TEXT = 2000
@@ -26,11 +31,12 @@ MAX_ERROR_TEXT = 2000
 class FramedLink(Link):
     """A Link over a byte stream in each direction.
 
-    deadline: seconds that one `send` or `receive` may take. A subclass gives `_put` and `_next_chunk`. One
-    thread may send while another receives; two threads may send at once.
+    deadline: seconds that one `send` or `receive` may take. reader: over the incoming stream; it raises PeerError
+    at the stream's end and past the deadline. A subclass gives `_put`. One thread may send while another receives;
+    two threads may send at once.
     """
 
-    def __init__(self, peer: str, session_id: bytes, clock: Clock, deadline: float) -> None:
+    def __init__(self, peer: str, session_id: bytes, clock: Clock, deadline: float, reader: Reader) -> None:
         if len(session_id) != 16:
             raise WireError("a session id has 16 bytes")
         self.peer = peer
@@ -41,7 +47,7 @@ class FramedLink(Link):
         self._send_lock = threading.Lock()
         self._sent = 0
         self._received = 0
-        self._reader = ChunkReader(self._next_chunk)
+        self._reader = reader
         self._failure: SecureInferError | None = None
         self._settled: list[Counter] = []
 
@@ -49,9 +55,10 @@ class FramedLink(Link):
     def _put(self, header: bytes, payload: memoryview) -> None:
         """Queue one frame. Copies the payload. Raises PeerError where nothing can be sent any more."""
 
-    @abstractmethod
-    def _next_chunk(self, deadline: float | None) -> Buffer:
-        """The peer's next non-empty chunk. Raises PeerError at the stream's end and past the deadline."""
+    @property
+    def _backlog(self) -> bool:
+        """Whether frames wait to be sent."""
+        return False
 
     @property
     def failure(self) -> SecureInferError | None:
@@ -120,6 +127,15 @@ class FramedLink(Link):
     def total(self) -> Counter:
         return _sum([*self._settled, super().total()])
 
+    def say_alive(self) -> None:
+        """Send a frame that only says so, unless another is being sent. Raises PeerError where nothing can be sent."""
+        if self._send_lock.acquire(blocking=False):
+            try:
+                if not self._backlog:
+                    self._put(pack_header(self._session_id, ALIVE, self._sent, 0, 0), memoryview(b""))
+            finally:
+                self._send_lock.release()
+
     def send_error(self, error: SecureInferError) -> None:
         """Tell the peer why this side ends the session: its public text only. Never raises."""
         body = {"code": error.code, "text": error.for_peer, "detail": error.public_detail}
@@ -142,6 +158,12 @@ class FramedLink(Link):
         raise self.fail(PeerError(self.peer, f"ended the session: {shown}"))
 
     def _header(self, deadline: float | None) -> Header:
+        while (header := self._any_header(deadline)).address == ALIVE:
+            if header.length:
+                raise self.fail(WireError(f"{self.peer}: a sign of life with {header.length} bytes"))
+        return header
+
+    def _any_header(self, deadline: float | None) -> Header:
         if self._failure is not None:
             raise self._failure
         try:

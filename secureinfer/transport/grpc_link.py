@@ -1,4 +1,5 @@
-"""Links over gRPC: one bidirectional stream of raw bytes for each pair of parties, under mutual TLS.
+"""Links over gRPC: one bidirectional stream of raw bytes for each pair of parties, under mutual TLS. For networks
+through which only HTTP/2 passes; tls_link.py is faster.
 
 The gRPC messages are slices (at most 1 MiB) of a byte stream of frames, with identity serialisers: no
 protobuf copy. The engine's own thread reads from the stream, so that a message costs one thread switch at
@@ -12,7 +13,6 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,32 +20,17 @@ import grpc
 from ..errors import AuthenticationError, PeerError, SecureInferError, WireError
 from .base import Clock
 from .framing import FramedLink
+from .limits import FLUSH_SECONDS, Limits
 from .send_queue import MAX_SLICE_BYTES, SendQueue
 from .tls import Credentials, Identity, diagnose
-from .wire import Buffer
+from .wire import Buffer, ChunkReader
 
 METHOD = "/secureinfer.v1.Data/Stream"
-MAX_QUEUED_BYTES = 1 << 30
 WINDOW_BYTES = 16 << 20
-FLUSH_SECONDS = 2.0
 
 TOKEN_KEY = "secureinfer-token-bin"
 SESSION_KEY = "secureinfer-session-bin"
 ACCEPTED_KEY = "secureinfer-accepted"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Waiting and buffering of links. Seconds and bytes.
-
-    deadline: for one send or receive. keepalive: idle time before a ping, and again before a peer that
-    answers none counts as dead; a peer that computes answers pings. queued_bytes: waiting to be sent, before
-    `send` waits.
-    """
-
-    deadline: float = 120.0
-    keepalive: float = 20.0
-    queued_bytes: int = MAX_QUEUED_BYTES
 
 
 def options(keepalive: float, *, max_message_bytes: int = MAX_SLICE_BYTES) -> list[tuple[str, int]]:
@@ -88,7 +73,7 @@ class GrpcLink(FramedLink):
         call: Any,
         channel: grpc.Channel | None,
     ) -> None:
-        super().__init__(peer, session_id, clock, limits.deadline)
+        super().__init__(peer, session_id, clock, limits.deadline, ChunkReader(self._next_chunk))
         self._incoming = incoming
         self._out = outgoing
         self._call = call  # grpc.Call or grpc.ServicerContext
@@ -126,6 +111,7 @@ class GrpcLink(FramedLink):
             raise error
 
     def _next_chunk(self, deadline: float | None) -> Buffer:
+        """The peer's next non-empty chunk."""
         if self._failure is not None:
             raise self._failure
         self.waits_until = deadline

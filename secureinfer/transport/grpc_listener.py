@@ -12,7 +12,8 @@ import grpc
 
 from ..errors import AuthenticationError, PeerError, SessionError
 from .base import Clock
-from .grpc_link import ACCEPTED_KEY, FLUSH_SECONDS, METHOD, SESSION_KEY, TOKEN_KEY, GrpcLink, Limits, options
+from .grpc_link import ACCEPTED_KEY, METHOD, SESSION_KEY, TOKEN_KEY, GrpcLink, options
+from .limits import FLUSH_SECONDS, Limits
 from .send_queue import SendQueue
 from .tls import Credentials, Identity, peer_identity
 

@@ -1,4 +1,4 @@
-"""In-process links: the twin of grpc_link.py for tests, with the same frames, counters, clock and errors."""
+"""In-process links: the twin of tls_link.py for tests, with the same frames, counters, clock and errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from ..errors import PeerError
 from .base import Clock
 from .framing import FramedLink
-from .wire import Buffer
-
-MAX_QUEUED_BYTES = 1 << 30
+from .limits import MAX_QUEUED_BYTES
+from .wire import Buffer, ChunkReader
 
 
 class Channel:
@@ -63,7 +62,7 @@ class MemoryLink(FramedLink):
     def __init__(
         self, peer: str, session_id: bytes, clock: Clock, out: Channel, into: Channel, deadline: float
     ) -> None:
-        super().__init__(peer, session_id, clock, deadline)
+        super().__init__(peer, session_id, clock, deadline, ChunkReader(self._next_chunk))
         self._out = out
         self._into = into
 

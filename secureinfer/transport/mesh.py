@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from ..errors import SettingsError
 from .base import Clock
-from .grpc_link import GrpcLink, Limits, dial
-from .grpc_listener import Listener
+from .limits import Limits
 from .tls import Credentials, Identity
+from .tls_dial import dial_tls
+from .tls_link import TlsLink
+from .tls_listener import TlsListener
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def mesh(
     tokens: Mapping[str, bytes],
     limits: Limits,
     timeout: float,
-) -> Iterator[dict[str, GrpcLink]]:
+) -> Iterator[dict[str, TlsLink]]:
     """Links from `me` to every other member, by name, over mutual TLS; closed at the end of the block.
 
     members: the same list, in the same order, at all parties. tokens: by the name of the member that listens, what the
@@ -45,15 +47,15 @@ def mesh(
     place, clock = names.index(me), Clock()
     before, after = members[:place], members[place + 1 :]
     listener = None
-    links: dict[str, GrpcLink] = {}
+    links: dict[str, TlsLink] = {}
     try:
         if after:
             expected = {m.identity: tokens[me] for m in after}
             here = members[place]
-            listener = Listener(credentials, here.host, (here.port,), session_id, expected, clock, limits)
+            listener = TlsListener(credentials, here.host, (here.port,), session_id, expected, clock, limits)
         for m in before:
             name = m.identity.name
-            links[name] = dial(
+            links[name] = dial_tls(
                 m.host,
                 m.port,
                 credentials,

@@ -41,6 +41,9 @@ _DAMAGED = (
 )
 """What `cryptography` raises for a certificate or key that is damaged or of an unknown kind."""
 
+DATA_PROTOCOL = "secureinfer/1"
+"""What a data connection is for, in TLS's own negotiation (ALPN)."""
+
 DEVELOPMENT_DAYS = 365
 _MAX_PEM_BYTES = 1 << 20
 
@@ -93,6 +96,16 @@ def peer_identity(context: grpc.ServicerContext) -> Identity:
     return identity_from_uris(list(auth.get("peer_uri", ())))
 
 
+def identity_from_certificate(der: bytes | None) -> Identity:
+    """Whom a certificate that TLS has verified names. Raises AuthenticationError."""
+    if not der:
+        raise AuthenticationError("the peer showed no certificate")
+    try:
+        return identity_from_uris(_uris(x509.load_der_x509_certificate(der)))
+    except _DAMAGED:
+        raise AuthenticationError("the peer's certificate cannot be read") from None
+
+
 @dataclass(frozen=True)
 class Credentials:
     """Paths of a party's certificate, its key and the authority that it trusts, in PEM."""
@@ -110,6 +123,22 @@ class Credentials:
 
     def for_client(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """For a data connection: TLS 1.3 alone, this authority alone, both certificates, no resumption."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+        if server:
+            context.num_tickets = 0
+        try:
+            context.load_verify_locations(cadata=_read(self.ca).decode("ascii"))
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise SettingsError(f"the TLS files of {self.identity} cannot be used: {error}") from None
+        context.set_alpn_protocols([DATA_PROTOCOL])
+        return context
 
 
 def load_credentials(identity: Identity, ca: Path, certificate: Path, key: Path) -> Credentials:
@@ -239,14 +268,19 @@ def diagnose(host: str, port: int, credentials: Credentials, peer: Identity, tim
                     taken = False
                 if not taken:
                     return "it does not accept this party's certificate"
-    except ssl.SSLCertVerificationError as error:
-        return f"its certificate is not accepted here ({error.verify_message})"
     except ssl.SSLError as error:
-        reason = (error.reason or "TLS failed").replace("_", " ").lower()
-        return f"it does not accept this party's certificate ({reason})"
+        return refusal(error)
     except OSError:
         return None
     return None
+
+
+def refusal(error: ssl.SSLError) -> str:
+    """Why a TLS connection failed, in the dialler's words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted here ({error.verify_message})"
+    reason = (error.reason or "TLS failed").replace("_", " ").lower()
+    return f"it does not accept this party's certificate ({reason})"
 
 
 def _certificate(

@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import PeerError, WireError
 from .base import HEADER_BYTES, MAX_FRAME_BYTES, PHASES, Address
@@ -100,6 +100,15 @@ def flat(payload: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+class Reader(Protocol):
+    """Reads exact sizes from an incoming stream."""
+
+    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> bytearray | memoryview:
+        """Exactly `size` bytes, writable. deadline: time.monotonic() seconds, or None. trusted: this side named the
+        size, so that it may be reserved before the bytes come.
+        """
+
+
 class ChunkReader:
     """Reads exact sizes from a stream that arrives in chunks of any size.
 
@@ -154,6 +163,32 @@ def _uninitialised(size: int) -> memoryview:
     import numpy
 
     return numpy.empty(size, numpy.uint8).data
+
+
+class DirectReader:
+    """Reads exact sizes from a stream that fills this side's memory itself, with no chunk between.
+
+    fill(view, deadline) fills all of the view, or raises.
+    """
+
+    def __init__(self, fill: Callable[[memoryview, float | None], None]) -> None:
+        self._fill = fill
+
+    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> memoryview:
+        """As Reader says. Memory for a size that is not trusted at most doubles what has come."""
+        reserved = size if trusted else min(size, _CLEARED_BYTES)
+        out = _reserve(reserved)
+        self._fill(out, deadline)
+        while (done := len(out)) < size:
+            larger = _reserve(min(size, 2 * done))
+            larger[:done] = out
+            self._fill(larger[done:], deadline)
+            out = larger
+        return out
+
+
+def _reserve(size: int) -> memoryview:
+    return memoryview(bytearray(size)) if size < _CLEARED_BYTES else _uninitialised(size)
 
 
 class Pipe:

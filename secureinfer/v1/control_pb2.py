@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csecureinfer/v1/control.proto\x12\x0esecureinfer.v1\"\xbb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x13\n\x0bmodel_owner\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x61ta_owners\x18\x07 \x03(\t\x12\x0e\n\x06\x64\x65\x61ler\x18\x08 \x01(\t\x12\x0e\n\x06unsafe\x18\t \x03(\t\":\n\x12OpenSessionRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.secureinfer.v1.Hello\":\n\x12JoinSessionRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.secureinfer.v1.Hello\"+\n\x0cSessionReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x13\n\x11\x43loseSessionReply2\x83\x02\n\x07\x43ontrol\x12O\n\x0bOpenSession\x12\".secureinfer.v1.OpenSessionRequest\x1a\x1c.secureinfer.v1.SessionReply\x12O\n\x0bJoinSession\x12\".secureinfer.v1.JoinSessionRequest\x1a\x1c.secureinfer.v1.SessionReply\x12V\n\x0c\x43loseSession\x12#.secureinfer.v1.CloseSessionRequest\x1a!.secureinfer.v1.CloseSessionReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csecureinfer/v1/control.proto\x12\x0esecureinfer.v1\"\xbb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x13\n\x0bmodel_owner\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x61ta_owners\x18\x07 \x03(\t\x12\x0e\n\x06\x64\x65\x61ler\x18\x08 \x01(\t\x12\x0e\n\x06unsafe\x18\t \x03(\t\":\n\x12OpenSessionRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.secureinfer.v1.Hello\":\n\x12JoinSessionRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.secureinfer.v1.Hello\">\n\x0cSessionReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x11\n\tdata_link\x18\x03 \x01(\t\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x13\n\x11\x43loseSessionReply2\x83\x02\n\x07\x43ontrol\x12O\n\x0bOpenSession\x12\".secureinfer.v1.OpenSessionRequest\x1a\x1c.secureinfer.v1.SessionReply\x12O\n\x0bJoinSession\x12\".secureinfer.v1.JoinSessionRequest\x1a\x1c.secureinfer.v1.SessionReply\x12V\n\x0c\x43loseSession\x12#.secureinfer.v1.CloseSessionRequest\x1a!.secureinfer.v1.CloseSessionReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINSESSIONREQUEST']._serialized_start=298
   _globals['_JOINSESSIONREQUEST']._serialized_end=356
   _globals['_SESSIONREPLY']._serialized_start=358
-  _globals['_SESSIONREPLY']._serialized_end=401
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=403
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=444
-  _globals['_CLOSESESSIONREPLY']._serialized_start=446
-  _globals['_CLOSESESSIONREPLY']._serialized_end=465
-  _globals['_CONTROL']._serialized_start=468
-  _globals['_CONTROL']._serialized_end=727
+  _globals['_SESSIONREPLY']._serialized_end=420
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=422
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=463
+  _globals['_CLOSESESSIONREPLY']._serialized_start=465
+  _globals['_CLOSESESSIONREPLY']._serialized_end=484
+  _globals['_CONTROL']._serialized_start=487
+  _globals['_CONTROL']._serialized_end=746
 # @@protoc_insertion_point(module_scope)

@@ -41,12 +41,14 @@ class JoinSessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("port", "token")
+    __slots__ = ("port", "token", "data_link")
     PORT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_LINK_FIELD_NUMBER: _ClassVar[int]
     port: int
     token: bytes
-    def __init__(self, port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+    data_link: str
+    def __init__(self, port: _Optional[int] = ..., token: _Optional[bytes] = ..., data_link: _Optional[str] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

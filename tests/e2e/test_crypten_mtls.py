@@ -20,7 +20,7 @@ NAMES = ("p0", "p1", "p2", "dealer")
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
-from secureinfer.transport.grpc_link import Limits
+from secureinfer.transport.limits import Limits
 from secureinfer.transport.mesh import Member, mesh
 from secureinfer.transport.tls import Identity, load_credentials
 

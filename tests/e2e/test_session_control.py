@@ -31,7 +31,8 @@ from secureinfer.session.handshake import Hello, from_message, make_hello
 from secureinfer.session.manifest import read_manifest
 from secureinfer.session.servicer import HANDLERS, Daemon
 from secureinfer.transport.base import Clock
-from secureinfer.transport.grpc_link import Limits, dial
+from secureinfer.transport.data import dialler
+from secureinfer.transport.limits import Limits
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.v1 import control_pb2
 
@@ -121,7 +122,7 @@ def test_a_session_is_opened_joined_once_and_closed_by_its_opener(
     dealer: Daemon, client: Callable[[Identity], ControlClient], hello: Hello
 ) -> None:
     place = client(OWNER).open(hello)
-    assert place.port != dealer.port and repr(place) == f"Place(port={place.port})"
+    assert place.port != dealer.port and repr(place) == f"Place(port={place.port}, data_link='tls')"
     with pytest.raises(AuthenticationError):  # the same id again
         client(OWNER).open(hello)
     with pytest.raises(HandshakeError, match="backend: mpc here, ckks at model_owner"):
@@ -149,7 +150,7 @@ def test_a_token_of_one_session_opens_no_other(
         client(OWNER).open(dataclasses.replace(hello, session_id=secrets.token_bytes(16)))
 
     def connect(session_id: bytes, place: Place, token: bytes, who: Identity = OWNER) -> None:
-        dial(
+        dialler(place.data_link, "dealer")(
             "127.0.0.1",
             place.port,
             certificates[who],

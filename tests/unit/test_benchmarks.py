@@ -8,14 +8,14 @@ from pathlib import Path
 
 from secureinfer.bench.transport import Row, as_json, jobs, table
 
-ROWS = [Row("round trip", "ms", 8, 0.4, 0.8), Row("one way", "GB/s", 1 << 20, 0.9, 1.8)]
+ROWS = [Row("round trip", "ms", 8, 0.1, 0.4, 0.2), Row("one way", "GB/s", 1 << 20, 0.9, 0.45, 1.8)]
 
 
 def test_a_ratio_names_both_sides() -> None:
-    assert [r.ratio for r in ROWS] == [0.5, 0.5]
+    assert [(r.tls_ratio, r.grpc_ratio) for r in ROWS] == [(0.5, 2.0), (0.5, 0.25)]
     text = table(ROWS)
-    assert "gloo" in text and "1,024 KiB" in text and "| 0.50 |" in text
-    assert as_json(ROWS)["rows"][1]["ratio"] == 0.5
+    assert "| tls | grpc | gloo |" in text and "1,024 KiB" in text and "| 0.50 | 0.25 |" in text
+    assert as_json(ROWS)["rows"][1]["grpc_ratio"] == 0.25
 
 
 def test_one_gigabyte_in_one_message_is_measured() -> None:

@@ -1,4 +1,4 @@
-"""A Link, in memory and over gRPC with mutual TLS: order, checks, counts, back-pressure, and every end is typed."""
+"""A Link, in memory, over TLS and over gRPC: order, checks, counts, back-pressure, and every end is typed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, SessionError, WireError
 from secureinfer.transport.base import HEADER_BYTES, Address, Clock, Counter
+from secureinfer.transport.data import DIALLERS, LISTENERS, DataListener, dialler
 from secureinfer.transport.framing import ERROR, FramedLink
-from secureinfer.transport.grpc_link import GrpcLink, Limits, dial, open_channel
-from secureinfer.transport.grpc_listener import Listener
+from secureinfer.transport.limits import Limits
 from secureinfer.transport.memory import memory_links
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header
@@ -48,7 +48,8 @@ def in_memory(_: object, *, deadline: float = 20.0, queued: int = 1 << 30) -> It
 
 
 @contextmanager
-def over_grpc(
+def between(
+    kind: str,
     certs: dict[Identity, Credentials],
     *,
     deadline: float = 20.0,
@@ -56,9 +57,9 @@ def over_grpc(
     keepalive: float = 20.0,
 ) -> Iterator[Pair]:
     limits = Limits(deadline, keepalive, queued)
-    listener = Listener(certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), limits)
+    listener = LISTENERS[kind](certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), limits)
     try:
-        here = dial(
+        here = DIALLERS[kind](
             "127.0.0.1", listener.port, certs[OWNER], MODEL, SESSION, TOKEN, Clock(), limits, timeout=10
         )
         try:
@@ -72,11 +73,18 @@ def over_grpc(
         listener.close()
 
 
-@pytest.fixture(params=[in_memory, over_grpc], ids=["memory", "grpc"])
+@pytest.fixture(params=["tls", "grpc"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["memory", "tls", "grpc"])
 def opener(
     request: pytest.FixtureRequest, certificates: dict[Identity, Credentials]
 ) -> Callable[..., object]:
-    return lambda **kw: request.param(certificates, **kw)
+    if request.param == "memory":
+        return lambda **kw: in_memory(certificates, **kw)
+    return lambda **kw: between(request.param, certificates, **kw)
 
 
 def test_frames_arrive_in_order_and_are_counted_on_both_sides(opener: Opener) -> None:
@@ -272,20 +280,22 @@ def test_a_reader_that_stalls_holds_the_sender_back(opener: Opener) -> None:
         assert sent < 64
 
 
-def test_long_silence_between_frames_does_not_end_a_link(certificates: dict[Identity, Credentials]) -> None:
-    with over_grpc(certificates, keepalive=0.1) as (a, b):
-        time.sleep(1.5)  # fifteen keep-alive periods: unmatched settings end here with "too many pings"
+def test_long_silence_between_frames_does_not_end_a_link(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
+    with between(kind, certificates, keepalive=0.1) as (a, b):
+        time.sleep(2.0)  # twenty keep-alive periods: gRPC's unmatched settings end here with "too many pings"
         a.send(AT, b"still here")
         assert bytes(b.receive(AT)) == b"still here"
         assert a.failure is None and b.failure is None
 
 
 def test_the_environments_proxy_is_not_used(
-    certificates: dict[Identity, Credentials], monkeypatch: pytest.MonkeyPatch
+    certificates: dict[Identity, Credentials], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with over_grpc(certificates) as (a, b):
+    with between(kind, certificates) as (a, b):
         a.send(AT, b"direct")
         assert bytes(b.receive(AT)) == b"direct"
 
@@ -294,8 +304,8 @@ def test_the_environments_proxy_is_not_used(
 
 
 @contextmanager
-def listening(certs: dict[Identity, Credentials]) -> Iterator[Listener]:
-    listener = Listener(certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(5.0))
+def listening(kind: str, certs: dict[Identity, Credentials]) -> Iterator[DataListener]:
+    listener = LISTENERS[kind](certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(5.0))
     try:
         yield listener
     finally:
@@ -303,19 +313,20 @@ def listening(certs: dict[Identity, Credentials]) -> Iterator[Listener]:
 
 
 def connect(
-    listener: Listener,
+    kind: str,
+    listener: DataListener,
     credentials: Credentials,
     peer: Identity = MODEL,
     session: bytes = SESSION,
     token: bytes = TOKEN,
     timeout: float = 4.0,
-) -> GrpcLink:
-    return dial(
+) -> FramedLink:
+    return DIALLERS[kind](
         "127.0.0.1", listener.port, credentials, peer, session, token, Clock(), Limits(5.0), timeout=timeout
     )
 
 
-def refused(call: Callable[[], GrpcLink], kind: type[SecureInferError]) -> str:
+def refused(call: Callable[[], FramedLink], kind: type[SecureInferError]) -> str:
     start = time.monotonic()
     with pytest.raises(kind) as caught:
         call().close()
@@ -323,77 +334,121 @@ def refused(call: Callable[[], GrpcLink], kind: type[SecureInferError]) -> str:
     return str(caught.value)
 
 
-def test_the_right_party_with_the_right_token_is_let_in(certificates: dict[Identity, Credentials]) -> None:
-    with listening(certificates) as listener:
-        link = connect(listener, certificates[OWNER])
+def test_the_right_party_with_the_right_token_is_let_in(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
+    with listening(kind, certificates) as listener:
+        link = connect(kind, listener, certificates[OWNER])
         assert listener.accept("data_owner", 5).peer == "data_owner"
         threading.Thread(target=listener.close).start()
         link.close()
 
 
-def test_wrong_tokens_sessions_and_parties_are_refused(certificates: dict[Identity, Credentials]) -> None:
+def test_wrong_tokens_sessions_and_parties_are_refused(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
     other, dealer = certificates[Identity("data_owner", "other")], certificates[Identity("dealer", "dealer")]
-    with listening(certificates) as listener:
+    with listening(kind, certificates) as listener:
         mine = certificates[OWNER]
         assert "session token" in refused(
-            lambda: connect(listener, mine, token=b"x" * 32), AuthenticationError
+            lambda: connect(kind, listener, mine, token=b"x" * 32), AuthenticationError
         )
-        assert "session token" in refused(lambda: connect(listener, mine, token=b""), AuthenticationError)
         assert "session token" in refused(
-            lambda: connect(listener, mine, session=b"z" * 16), AuthenticationError
+            lambda: connect(kind, listener, mine, token=b""), AuthenticationError
         )
-        assert "not a party" in refused(lambda: connect(listener, other), AuthenticationError)
-        assert "not a party" in refused(lambda: connect(listener, dealer), AuthenticationError)
+        assert "session token" in refused(
+            lambda: connect(kind, listener, mine, session=b"z" * 16), AuthenticationError
+        )
+        assert "not a party" in refused(lambda: connect(kind, listener, other), AuthenticationError)
+        assert "not a party" in refused(lambda: connect(kind, listener, dealer), AuthenticationError)
         # None of them kept the right one out.
-        link = connect(listener, mine)
-        assert refused(lambda: connect(listener, mine), SecureInferError)  # and it cannot come twice
+        link = connect(kind, listener, mine)
+        assert refused(lambda: connect(kind, listener, mine), SecureInferError)  # and it cannot come twice
         threading.Thread(target=listener.close).start()
         link.close()
 
 
-def test_a_listener_under_another_name_or_role_is_refused(certificates: dict[Identity, Credentials]) -> None:
-    with listening(certificates) as listener:
+def test_a_listener_under_another_name_or_role_is_refused(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
+    with listening(kind, certificates) as listener:
         for peer in (Identity("model_owner", "another"), Identity("dealer", "model_owner")):
             text = refused(
-                lambda peer=peer: connect(listener, certificates[OWNER], peer=peer), AuthenticationError
+                lambda peer=peer: connect(kind, listener, certificates[OWNER], peer=peer), AuthenticationError
             )
             assert peer.name in text and "certificate is not accepted here" in text
 
 
 def test_certificates_of_another_authority_are_refused_by_both_sides(
-    certificates: dict[Identity, Credentials], tmp_path: Path
+    certificates: dict[Identity, Credentials], kind: str, tmp_path: Path
 ) -> None:
     foreign = make_certificates(tmp_path, {"data_owner": ["data_owner"], "model_owner": ["model_owner"]})
-    with listening(certificates) as listener:
-        text = refused(lambda: connect(listener, foreign[OWNER]), AuthenticationError)
+    with listening(kind, certificates) as listener:
+        text = refused(lambda: connect(kind, listener, foreign[OWNER]), AuthenticationError)
         assert "model_owner" in text and "certificate is not accepted here" in text
         trusting = Credentials(OWNER, certificates[OWNER].ca, foreign[OWNER].certificate, foreign[OWNER].key)
-        text = refused(lambda: connect(listener, trusting), AuthenticationError)
+        text = refused(lambda: connect(kind, listener, trusting), AuthenticationError)
         assert "does not accept this party's certificate" in text
 
 
 def test_nobody_at_the_address_is_a_peer_error_that_names_it(
-    certificates: dict[Identity, Credentials],
+    certificates: dict[Identity, Credentials], kind: str
 ) -> None:
-    with listening(certificates) as listener:
+    with listening(kind, certificates) as listener:
         port = listener.port
     start = time.monotonic()
     with pytest.raises(PeerError, match="model_owner: nobody answers as model_owner") as caught:
-        open_channel("127.0.0.1", port, certificates[OWNER], MODEL, 20.0, timeout=0.6)
+        DIALLERS[kind](
+            "127.0.0.1", port, certificates[OWNER], MODEL, SESSION, TOKEN, Clock(), Limits(), timeout=0.6
+        )
     assert caught.value.peer == "model_owner" and time.monotonic() - start < 4
 
 
-def test_a_port_in_use_is_told_and_the_next_one_is_taken(certificates: dict[Identity, Credentials]) -> None:
-    with listening(certificates) as first:
+def test_a_listener_that_comes_late_is_waited_for(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
+    with listening(kind, certificates) as first:
+        port = first.port
+    late: list[DataListener] = []
+
+    def listen() -> None:
+        late.append(
+            LISTENERS[kind](
+                certificates[MODEL], "127.0.0.1", (port,), SESSION, {OWNER: TOKEN}, Clock(), Limits(5.0)
+            )
+        )
+
+    timer = threading.Timer(0.4, listen)
+    timer.start()
+    link = DIALLERS[kind](
+        "127.0.0.1", port, certificates[OWNER], MODEL, SESSION, TOKEN, Clock(), Limits(), timeout=10
+    )
+    timer.join()
+    threading.Thread(target=late[0].close).start()
+    link.close()
+
+
+def test_a_kind_of_link_that_is_unknown_here_is_told_and_not_dialled() -> None:
+    with pytest.raises(WireError, match="model_owner: its data link 'quic' is none of tls, grpc"):
+        dialler("quic", "model_owner")
+    assert dialler("tls", "model_owner") is DIALLERS["tls"]
+
+
+def test_a_port_in_use_is_told_and_the_next_one_is_taken(
+    certificates: dict[Identity, Credentials], kind: str
+) -> None:
+    with listening(kind, certificates) as first:
         with pytest.raises(SessionError, match=f"no free port among {first.port} on 127.0.0.1"):
-            Listener(certificates[MODEL], "127.0.0.1", (first.port,), SESSION, {}, Clock(), Limits())
-        second = Listener(certificates[MODEL], "127.0.0.1", (first.port, 0), SESSION, {}, Clock(), Limits())
+            LISTENERS[kind](certificates[MODEL], "127.0.0.1", (first.port,), SESSION, {}, Clock(), Limits())
+        second = LISTENERS[kind](
+            certificates[MODEL], "127.0.0.1", (first.port, 0), SESSION, {}, Clock(), Limits()
+        )
         assert second.port != first.port
         second.close()
 
 
-def test_a_peer_that_never_connects_is_named(certificates: dict[Identity, Credentials]) -> None:
-    with listening(certificates) as listener:
+def test_a_peer_that_never_connects_is_named(certificates: dict[Identity, Credentials], kind: str) -> None:
+    with listening(kind, certificates) as listener:
         with pytest.raises(PeerError, match="data_owner: did not connect within 0.2 s"):
             listener.accept("data_owner", 0.2)
 
@@ -402,26 +457,30 @@ STOPPED = """
 import sys, time
 from pathlib import Path
 from secureinfer.transport.base import Clock
-from secureinfer.transport.grpc_link import Limits, dial
+from secureinfer.transport.data import DIALLERS
+from secureinfer.transport.limits import Limits
 from secureinfer.transport.tls import Identity, load_credentials
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
 me, peer = Identity("data_owner", "data_owner"), Identity("model_owner", "model_owner")
 mine = load_credentials(me, folder / "ca.pem", folder / "data_owner.pem", folder / "data_owner.key")
-link = dial("127.0.0.1", port, mine, peer, b"s" * 16, b"t" * 32, Clock(), Limits(20.0, 0.3), timeout=10)
+dial, limits = DIALLERS[sys.argv[3]], Limits(20.0, 0.3)
+link = dial("127.0.0.1", port, mine, peer, b"s" * 16, b"t" * 32, Clock(), limits, timeout=10)
 print("up", flush=True)
 time.sleep(60)
 """
 
 
 def test_a_stopped_peer_is_noticed_by_keep_alive_where_no_deadline_runs(
-    certificates: dict[Identity, Credentials],
+    certificates: dict[Identity, Credentials], kind: str
 ) -> None:
-    listener = Listener(
+    listener = LISTENERS[kind](
         certificates[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(20.0, 0.3)
     )
     folder = certificates[OWNER].ca.parent
     child = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(folder), str(listener.port)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STOPPED, str(folder), str(listener.port), kind],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == "up\n"

@@ -25,12 +25,12 @@ from secureinfer.transport.grpc_link import (
     SESSION_KEY,
     TOKEN_KEY,
     GrpcLink,
-    Limits,
     dial,
     open_channel,
     options,
 )
 from secureinfer.transport.grpc_listener import Listener
+from secureinfer.transport.limits import Limits
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header, unpack_header
 
