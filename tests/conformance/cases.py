@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from secureinfer.backends.mpc.catalog import CATALOG
+from secureinfer.graph.int8 import CHANNEL_DIM
 from secureinfer.graph.ops import OPS
 
 from .harness import Operand, exact_grid
@@ -543,6 +544,37 @@ def _embedding(draw: Draw, kernel: str) -> Case:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     ids = torch.randint(0, 11, shape, generator=generator)
     return Case("embedding", [Operand(ids, "data"), Operand(values(draw, (11, 4), -4, 4), "weight")])
+
+
+# -- the same with int8 weights
+
+
+INT8_CASES: dict[str, Callable[[Draw], Case]] = {}
+"""Kernel -> a step whose weight is int8, with its scales in the last place."""
+
+
+def quantized(draw: Draw, drawn: Case) -> Case:
+    """The case with int8 weights, the extremes among them, and scales on the grid, so that their product is exact."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    x, weight, *bias = drawn.operands
+    shape = weight.value.shape
+    values = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+    if draw(st.booleans()):
+        values = torch.full(shape, draw(st.sampled_from([-128, -127, 0, 127])), dtype=torch.int8)
+    channels = shape[CHANNEL_DIM[drawn.op]]
+    # A factor of a batch norm that moved in may be negative, and a channel may be small beside the greatest.
+    scales = torch.randint(-2047, 2048, (channels,), generator=generator)
+    scales[0] = draw(st.sampled_from([1, 1024, 2047]))
+    bits = draw(st.integers(11, 16))
+    attrs = {**drawn.attrs, "quantized": True}
+    if drawn.op != "embedding":
+        attrs["has_bias"] = bool(bias)
+    operands = [x, Operand(values, "weight", 128.0), *bias, Operand(scales.float() / 2**bits, "weight")]
+    return Case(drawn.op, operands, attrs, drawn.output_dtype, drawn.output_bound)
+
+
+for _kernel in ("linear.weight", "convolution.weight", "embedding.one_hot"):
+    INT8_CASES[_kernel] = lambda draw, kernel=_kernel: quantized(draw, CASES[kernel](draw))
 
 
 # -- activations, softmax, norms

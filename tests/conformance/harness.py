@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 from secureinfer.backends.mpc.catalog import CATALOG
 from secureinfer.backends.mpc.engine import make_engine
 from secureinfer.backends.mpc.party import Opening
+from secureinfer.graph.int8 import scale_bits
 from secureinfer.graph.ir import MODEL_OWNER, Edge, Graph, Node, Visibility
 from secureinfer.plan.spec import Cost, Step, step_context
 from secureinfer.transport.base import Address
@@ -121,6 +123,9 @@ def one_step(
         "y", tuple(output_shape), output_dtype, visibility, owner, scale=out_scale, bound=output_bound
     )
     node = Node("y", op, tuple(names), ("y",), dict(attrs))
+    if attrs.get("quantized"):
+        scales = names[-1]
+        edges[scales] = dataclasses.replace(edges[scales], scale=scale_bits(weights[scales]) or 0)
     options = {"precision_bits": precision}
     graph = Graph(
         nodes=tuple(n for n, _ in nodes) + (node,),

@@ -15,7 +15,7 @@ from secureinfer.backends.mpc.catalog import CATALOG
 from secureinfer.graph.ir import Edge, Graph, Node, Visibility
 from secureinfer.plan.spec import longest_chain, step_context
 
-from .cases import CASES, Case
+from .cases import CASES, INT8_CASES, Case
 from .harness import Operand, one_step, run
 
 EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "4"))
@@ -96,6 +96,29 @@ def test_kernel_holds_to_its_row(kernel: str, data: st.DataObject) -> None:
     torch.manual_seed(0)
     parties = data.draw(st.sampled_from([2, 2, 3]))
     check(kernel, CASES[kernel](data.draw), parties)
+
+
+@pytest.mark.parametrize("kernel", sorted(INT8_CASES))
+@settings(
+    max_examples=2 * EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
+@given(data=st.data())
+def test_kernel_holds_to_its_row_on_int8_weights(kernel: str, data: st.DataObject) -> None:
+    torch.manual_seed(0)
+    parties = 2 if CATALOG.specs[kernel].parties == 2 else data.draw(st.sampled_from([2, 2, 3]))
+    check(kernel, INT8_CASES[kernel](data.draw), parties)
+
+
+def test_a_beaver_product_refuses_an_int8_weight() -> None:
+    """A plan from a file could name it, and it would take the scales for a bias."""
+    int8 = Operand(torch.ones(3, 2, dtype=torch.int8), "weight")
+    operands = [Operand(torch.ones(1, 2)), int8, Operand(torch.ones(3), "weight")]
+    with pytest.raises(ValueError, match="the weight is int8"):
+        one_step("linear", operands, {"quantized": True, "has_bias": False}, (1, 3), kernel="linear.beaver")
 
 
 @pytest.mark.parametrize("limits", [(-1e30, 1.0), (-math.inf, 1.0), (-1.0, math.inf), (-math.inf, 1e30)])

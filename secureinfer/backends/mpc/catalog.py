@@ -51,6 +51,11 @@ def _data(edge: Edge) -> bool:
     return edge.visibility is Visibility.PRIVATE and edge.owner != MODEL_OWNER
 
 
+def _int8(edge: Edge) -> bool:
+    """Whether it is a weight with scales beside it, which these kernels take as a float."""
+    return edge.dtype == "int8" and _weight(edge)
+
+
 def _precision(c: StepContext) -> int:
     return int(c.options["precision_bits"])
 
@@ -190,7 +195,7 @@ _row("cumsum", "linear.cumsum", _secret, lambda c: Cost(), _exact, "additive sha
 def _bits_cut(c: StepContext) -> int:
     """Bits to cut after a product of the first two operands."""
     a, b = c.inputs[0], c.inputs[1]
-    return _precision(c) if a.scale and b.scale else 0
+    return _precision(c) if a.scale and (b.scale or _int8(b)) else 0
 
 
 def _has_public(c: StepContext) -> str | None:
@@ -513,6 +518,10 @@ _row("matmul", "matmul.weight", _matmul_weight, _matmul_weight_cost, _one_unit, 
 _row("matmul", "matmul.beaver", _secret_product, _beaver_cost, _one_unit, _BEAVER)
 
 
+def _operator_shared(c: StepContext) -> str | None:
+    return _secret_product(c) or ("the weight is int8" if _int8(c.inputs[1]) else None)
+
+
 def _operator_public(c: StepContext) -> str | None:
     return _secret_product(c) or (None if _public(c.inputs[1]) else "the weight is not public")
 
@@ -520,7 +529,7 @@ def _operator_public(c: StepContext) -> str | None:
 _row("linear", "linear.weight", _matmul_weight, _matmul_weight_cost, _one_unit, _FIXED)
 _row("linear", "linear.public", _operator_public, lambda c: truncation(c.parties, _n(c), _bits_cut(c)),
      _one_unit, "local product, exact truncation")  # fmt: skip
-_row("linear", "linear.beaver", _secret_product, _beaver_cost, _one_unit, _BEAVER)
+_row("linear", "linear.beaver", _operator_shared, _beaver_cost, _one_unit, _BEAVER)
 
 
 def _convolution(accepts: Accept) -> Accept:
@@ -539,11 +548,11 @@ _row(
 )
 _row("convolution", "convolution.public", _convolution(_operator_public),
      lambda c: truncation(c.parties, _n(c), _bits_cut(c)), _one_unit, "local product, exact truncation")  # fmt: skip
-_row("convolution", "convolution.beaver", _convolution(_secret_product), _beaver_cost, _one_unit, _BEAVER)
+_row("convolution", "convolution.beaver", _convolution(_operator_shared), _beaver_cost, _one_unit, _BEAVER)
 
 
 def _private_ids(c: StepContext) -> str | None:
-    ids, table = c.inputs
+    ids, table = c.inputs[:2]
     if not _data(ids):
         return (
             "the ids do not belong to a data owner, so a one-hot vector cannot be made without opening them"
@@ -552,7 +561,7 @@ def _private_ids(c: StepContext) -> str | None:
 
 
 def _one_hot_cost(c: StepContext) -> Cost:
-    ids, table = c.inputs
+    ids, table = c.inputs[:2]
     return fixed_product(c.parties, ids.numel * table.shape[0], _n(c), table)
 
 

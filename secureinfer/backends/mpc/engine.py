@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import CorrelationError, InputError, SessionError
+from ...graph.int8 import quantized_nodes
 from ...graph.ir import MODEL_OWNER, Graph, Visibility
 from ...transport.base import Address, Clock, Link
 from ..base import Engine
@@ -79,7 +80,7 @@ class _Runner:
         self.program = program
         self.graph: Graph = program.graph
         self.party = party
-        self.weights: dict[str, torch.Tensor] = {}  # float, at their owner only
+        self.weights: dict[str, torch.Tensor] = {}  # at their owner only
         self.encoded: dict[str, torch.Tensor] = {}  # the same as ring elements
         self.times: dict[int, float] = {}
         self._last_use = self._uses()
@@ -193,7 +194,7 @@ class MpcEngine(Engine):
         for i, (name, shape) in enumerate(self._masked_weights.items()):
             address = Address("setup", 0, 0, i + 1)
             if party.rank == 0:
-                encoded = encode_weight(self.program.graph.edge(name), self._runner.weights[name])
+                encoded = self._encoded(name)
                 self._runner.encoded[name] = encoded
                 delta = encoded - mask_of_weight(self._seed, name, shape)
                 for peer in party.communicator.peers():
@@ -202,6 +203,11 @@ class MpcEngine(Engine):
                 like = torch.empty(shape, dtype=torch.int64)
                 payload = self._links[party.names[0]].receive(address, like.numel() * 8)
                 self._deltas[name] = tensors_from(payload, [like])[0]
+
+    def _encoded(self, name: str) -> torch.Tensor:
+        edge = self.program.graph.edge(name)
+        node = quantized_nodes(self.program.graph).get(name) if edge.dtype == "int8" else None
+        return encode_weight(edge, self._runner.weights, node, int(self.program.options["precision_bits"]))
 
     def prepare(self, index: int) -> None:
         if self._seed is None:

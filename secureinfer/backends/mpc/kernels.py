@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import SessionError
+from ...graph.int8 import dequantized, is_quantized
 from ...graph.ir import Edge, Node
 from . import ring
 from .catalog import CATALOG
@@ -20,7 +21,7 @@ from .values import Operand, Share
 class StepCall:
     """One step of one inference at one party.
 
-    weights: the model owner's private tensors (float), at the model owner only.
+    weights: the model owner's private tensors, at the model owner only.
     """
 
     party: Party
@@ -37,7 +38,8 @@ class StepCall:
         if name not in self.cache:
             if weight.plain is None:
                 raise SessionError(f"weight {name!r} is not here")
-            self.cache[name] = encode_weight(weight.edge, weight.plain)
+            node = self.node if is_quantized(self.node) else None
+            self.cache[name] = encode_weight(weight.edge, self.weights, node, self.scale)
         return self.cache[name]
 
     @property
@@ -64,9 +66,18 @@ class StepCall:
         return share_plain(self.party, operand, operand.edge.scale)
 
 
-def encode_weight(edge: Edge, weight: torch.Tensor) -> torch.Tensor:
-    """A weight as ring elements, at the scale of its edge."""
-    return ring.encode(weight, edge.scale, f"weight {edge.name}")
+def encode_weight(
+    edge: Edge, weights: Mapping[str, torch.Tensor], quantized: Node | None, bits: int
+) -> torch.Tensor:
+    """A weight as ring elements, at the scale of its edge; an int8 one dequantised, at `bits` fraction bits.
+
+    quantized: the node whose int8 weight it is, which knows its scales.
+    """
+    weight, what = weights[edge.name], f"weight {edge.name}"
+    if quantized is None:
+        return ring.encode(weight, edge.scale, what)
+    scale = weights[quantized.inputs[-1]].double()
+    return ring.encode(dequantized(quantized.op, weight, scale), bits, what)
 
 
 def share_plain(party: Party, operand: Operand, scale: int) -> Share:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from ...errors import CorrelationError, ProgramFileError, SessionError
+from ...graph.int8 import as_float, dequantized, quantized_nodes
 from ...graph.ops import evaluate
 from ...plan.program import Program
 from ..base import Engine
@@ -34,6 +35,9 @@ class PlaintextEngine(Engine):
         self._known = {
             name: self._convert(known[name]) for name in (*self._graph.weights, *self._graph.constants)
         }
+        for name, node in quantized_nodes(self._graph).items():  # once: the baseline computes with floats
+            self._known[name] = dequantized(node.op, self._known[name], self._known[node.inputs[-1]])
+        self._nodes = [as_float(step.node) for step in self._steps]
         self._last_use = {name: step.index for step in self._steps for name in step.node.inputs}
         self._next = 0
         self._times: dict[int, float] = {}
@@ -61,7 +65,7 @@ class PlaintextEngine(Engine):
         self._times = {}
         with torch.no_grad():
             for step in self._steps:
-                start, node = time.perf_counter(), step.node
+                start, node = time.perf_counter(), self._nodes[step.index]
                 if node.outputs:
                     values[node.outputs[0]] = evaluate(node, [values[e] for e in node.inputs], self._dtype)
                 for name in node.inputs:

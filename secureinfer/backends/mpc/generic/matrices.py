@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ....graph.int8 import is_quantized
 from .. import protocols, ring
 from ..kernels import StepCall, kernel
 from ..values import Share
@@ -30,7 +31,12 @@ def _bias_shape(call: StepCall, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _scale(call: StepCall) -> int:
-    return call.share_scale(0) + call.share_scale(1)
+    return call.share_scale(0) + (call.scale if is_quantized(call.node) else call.share_scale(1))
+
+
+def _bias(call: StepCall) -> int | None:
+    """The operand that is the bias, if there is one: an int8 weight has its scales in the last place."""
+    return 2 if len(call.operands) > 2 + is_quantized(call.node) else None
 
 
 def _options(call: StepCall) -> tuple[str, dict[str, object]]:
@@ -48,7 +54,7 @@ def _weight(call: StepCall) -> Values:
     op, options = _options(call)
     x = call.share(0)
     product = fixed_product(call, x.tensor, call.operands[1], op, call.outputs[0].shape, **options)
-    return _finish(call, product, _scale(call), 2)
+    return _finish(call, product, _scale(call), _bias(call))
 
 
 for _name in ("matmul.weight", "linear.weight", "convolution.weight"):
@@ -89,7 +95,7 @@ def _embedding(call: StepCall) -> Values:
 
     What the owner sends is masked by A, which is uniform over the ring, so its one-hots need no sharing first.
     """
-    ids, table = call.operands
+    ids, table = call.operands[:2]
     rows = ids.edge.numel
     shape = (rows, table.edge.shape[0])
     if call.party.tracing:
@@ -100,4 +106,4 @@ def _embedding(call: StepCall) -> Values:
             one_hot.scatter_(1, ids.plain.reshape(rows, 1).long(), 1)
     width = table.edge.shape[1]
     product = fixed_product(call, one_hot, table, "matmul", (rows, width))
-    return [Share(product.reshape(call.outputs[0].shape), table.edge.scale)]
+    return [Share(product.reshape(call.outputs[0].shape), call.scale)]
