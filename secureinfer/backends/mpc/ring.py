@@ -1,7 +1,6 @@
-"""Arithmetic on int64 tensors as elements of Z_2^64: products, convolutions, logical shifts, fixed-point encoding.
+"""Arithmetic on int64 tensors as elements of Z_2^64: logical shifts, fixed-point encoding, operations by name.
 
-Everything is plain torch on the device of its arguments and wraps around. Convolutions are products of unfolded
-patches, because torch has no integer convolution on every device.
+Everything is plain torch on the device of its arguments and wraps around. Products are those of products.py.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import RangeError
+from . import products
 
 RING_BITS = 64
 
@@ -21,6 +21,11 @@ def logical_shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 0:
         return x
     return (x >> bits) & ((1 << (RING_BITS - bits)) - 1)
+
+
+def signed(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The element of Z_2^bits in the low bits of each word, as a signed number."""
+    return x if bits == RING_BITS else (x << (RING_BITS - bits)) >> (RING_BITS - bits)
 
 
 def reverse_bits(x: torch.Tensor) -> torch.Tensor:
@@ -76,81 +81,22 @@ def decode(x: torch.Tensor, scale: int) -> torch.Tensor:
 
 
 def apply(op: str, a: torch.Tensor, b: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-    """op(a, b) in the ring. op: mul, matmul, conv1d, conv2d, conv_transpose1d, conv_transpose2d or linear (a @ b.T)."""
+    """op(a, b) in the ring. op: mul, matmul, conv1d, conv2d, conv_transpose1d, conv_transpose2d or linear (a @ b.T).
+
+    On meta tensors torch itself gives the shape, and refuses with RuntimeError what cannot be.
+    """
     if op == "mul":
         return a * b
-    if op == "matmul":
-        return torch.matmul(a, b)
     if op == "linear":
-        return torch.matmul(a, b.t())
-    if op == "conv2d":
-        return conv2d(a, b, **options)
-    if op == "conv1d":
-        return conv1d(a, b, **options)
+        op, b = "matmul", b.t()
+    if op == "matmul":
+        return torch.matmul(a, b) if a.is_meta or b.dim() < 2 else products.matmul(a, b)
     if a.is_meta:
         shaped: torch.Tensor = getattr(torch, op)(a.float(), b.float(), **options).long()
         return shaped
+    if op == "conv2d":
+        return products.conv2d(a, b, **options)
+    if op == "conv1d":
+        return products.conv1d(a, b, **options)
     result: torch.Tensor = getattr(torch, op)(a, b, **options)
     return result
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def conv2d(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    """2-d cross-correlation of x [N, C, H, W] with w [O, C / groups, kh, kw], exact modulo 2**64."""
-    (sh, sw), (ph, pw), (dh, dw) = _pair(stride), _pair(padding), _pair(dilation)
-    n, channels, _, _ = x.shape
-    out_channels, in_group, kh, kw = w.shape
-    if ph or pw:
-        x = torch.nn.functional.pad(x, (pw, pw, ph, ph))
-    height, width = x.shape[2], x.shape[3]
-    oh = (height - dh * (kh - 1) - 1) // sh + 1
-    ow = (width - dw * (kw - 1) - 1) // sw + 1
-    rows = (torch.arange(oh, device=x.device) * sh)[:, None] + (torch.arange(kh, device=x.device) * dh)[
-        None, :
-    ]
-    cols = (torch.arange(ow, device=x.device) * sw)[:, None] + (torch.arange(kw, device=x.device) * dw)[
-        None, :
-    ]
-    if x.is_meta:
-        return torch.empty((n, out_channels, oh, ow), dtype=torch.int64, device="meta")
-    patches = x[:, :, rows[:, None, :, None], cols[None, :, None, :]]  # [N, C, oh, ow, kh, kw]
-    patches = patches.reshape(n, groups, channels // groups, oh * ow, kh * kw)
-    patches = patches.permute(1, 0, 3, 2, 4).reshape(groups, n * oh * ow, in_group * kh * kw)
-    kernel = w.reshape(groups, out_channels // groups, in_group * kh * kw).transpose(1, 2)
-    out = torch.matmul(patches, kernel)  # [groups, N * oh * ow, O / groups]
-    out = out.reshape(groups, n, oh, ow, out_channels // groups).permute(1, 0, 4, 2, 3)
-    return out.reshape(n, out_channels, oh, ow)
-
-
-def conv1d(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    """1-d cross-correlation of x [N, C, L] with w [O, C / groups, k], exact modulo 2**64."""
-
-    def single(value: Any) -> int:
-        return value if isinstance(value, int) else int(value[0])
-
-    out = conv2d(
-        x.unsqueeze(2),
-        w.unsqueeze(2),
-        (1, single(stride)),
-        (0, single(padding)),
-        (1, single(dilation)),
-        groups,
-    )
-    return out.squeeze(2)
