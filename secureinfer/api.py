@@ -74,21 +74,27 @@ def compile(
     )
 
 
-def local_session(program: Program, *, timeout: float = 120.0, threads: int | None = None) -> Session:
+def local_session(
+    program: Program, *, timeout: float = 120.0, threads: int | None = None, network: str | None = None
+) -> Session:
     """Three real parties on this machine, over gRPC and mutual TLS, as a session to call: see session/local.py.
 
     timeout: seconds that one message may take. threads: for computing at each party, default half of the cores.
+    network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
     """
     from .session.local import local_session as start
 
-    return start(program, timeout=timeout, threads=threads)
+    return start(program, timeout=timeout, threads=threads, network=network)
 
 
-def connect(config: str | os.PathLike[str]) -> Session:
-    """A session with remote parties, from a data owner's settings file: see session/client.py."""
+def connect(config: str | os.PathLike[str], *, network: str | None = None) -> Session:
+    """A session with remote parties, from a data owner's settings file: see session/client.py.
+
+    network: what reports say lies between the parties, in place of the settings' word: "lan", "emulated:wan-40ms".
+    """
     from .session.client import connect as start
 
-    return start(config)
+    return start(config, network=network)
 
 
 def _catalog(backend: str, protocol: str) -> Registry:

@@ -30,6 +30,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Network = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="What the report says lies between the parties: lan, or emulated:wan-40ms."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and no progress.")]
 
 
@@ -48,6 +54,7 @@ def common(
 @app.command()
 def demo(
     runs: Annotated[int, typer.Option(min=1, help="Inferences; the first is cold and stands apart.")] = 4,
+    network: Network = None,
     json: Json = False,
 ) -> None:
     """Compare sentences privately with a pretrained MiniLM, between three parties on this machine.
@@ -57,9 +64,10 @@ def demo(
 
     Example:  secureinfer demo --runs 5 --json > demo.json
     """
+    _check_network(network)
     from .demo import run
 
-    run(Terminal(as_json=json), runs=runs)
+    run(Terminal(as_json=json), runs=runs, network=network)
 
 
 @app.command("compile")
@@ -190,6 +198,7 @@ def infer(
         Path | None,
         typer.Option(help="For sentences: tokenizer.json, else the one beside the program."),
     ] = None,
+    network: Network = None,
     json: Json = False,
 ) -> None:
     """Run one private inference as the data owner, against a model owner and a dealer that are up.
@@ -206,12 +215,21 @@ def infer(
     if output is not None:
         output = _with_npz(output)
         _refuse_absent_folder(output)
+    _check_network(network)
     from .inference import infer_sentences, infer_tensors
 
     if input.suffix == ".txt":
-        infer_sentences(terminal, config, input, output, tokenizer)
+        infer_sentences(terminal, config, input, output, tokenizer, network)
     else:
-        infer_tensors(terminal, config, input, output)
+        infer_tensors(terminal, config, input, output, network)
+
+
+def _check_network(text: str | None) -> None:
+    """Before anything heavy is loaded."""
+    from .config import parse_network
+
+    if text is not None:
+        parse_network(text)
 
 
 def _with_npz(file: Path) -> Path:

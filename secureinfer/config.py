@@ -120,6 +120,24 @@ class Accept(_Checked):
     model_owners: tuple[Name, ...] = ("model_owner",)
 
 
+class Network(_Checked):
+    """What lies between the parties, as a data owner's reports state it: addresses tell a loopback and no more.
+
+    name: such as "lan" or "wan-40ms". source: "measured" on a network that is what it is called; "emulated" where delay
+    and rate are made, as between network namespaces.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
+    source: Literal["measured", "emulated"] = "measured"
+
+    @field_validator("name")
+    @classmethod
+    def _check(cls, name: str) -> str:
+        if name == "loopback":
+            raise ValueError("a loopback is known by the addresses; it is not to be stated")
+        return name
+
+
 class Deadlines(_Checked):
     """Seconds. Every wait has one, and the error past it names the peer.
 
@@ -140,9 +158,9 @@ class Settings(_Checked):
     """One party's settings.
 
     name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
-    hold weights. threads: for computing, default half of the cores. queue_bytes: to send to one peer, before
-    a send waits. reveal_to_model_owner: a data owner's consent to programs that show their outputs, which may
-    be its inputs, to the model owner too.
+    hold weights. network: a data owner's word for its reports. threads: for computing, default half of the
+    cores. queue_bytes: to send to one peer, before a send waits. reveal_to_model_owner: a data owner's consent
+    to programs that show their outputs, which may be its inputs, to the model owner too.
     """
 
     role: Role
@@ -153,6 +171,7 @@ class Settings(_Checked):
     listen: Listen | None = None
     accept: Accept = Accept()
     deadlines: Deadlines = Deadlines()
+    network: Network | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     queue_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
     reveal_to_model_owner: bool = False
@@ -166,7 +185,8 @@ class Settings(_Checked):
     @model_validator(mode="after")
     def _fits_role(self) -> Settings:
         present = {name for name in ("model_owner", "dealer") if getattr(self.peers, name) is not None}
-        if faults := _role_faults(self.role, self.listen is not None, present):
+        states = {name for name in ("listen", "network") if getattr(self, name) is not None}
+        if faults := _role_faults(self.role, states, present):
             raise ValueError("\n  ".join(faults))
         return self
 
@@ -217,7 +237,9 @@ def make_settings(
             # Faults between fields are looked for only where each field is right: look here too.
             peers = data.get("peers")
             present = set(peers) if isinstance(peers, Mapping) else set()
-            rows += _role_faults(data.get("role"), "listen" in data, present)
+            rows += _role_faults(
+                data.get("role"), {t for t in ("listen", "network") if data.get(t) is not None}, present
+            )
         text = "\n".join(f"  {row}" for row in rows)
         raise SettingsError(f"{len(rows)} fault(s) in {source}:\n{text}") from None
 
@@ -230,16 +252,30 @@ def _describe(fault: Any) -> str:
     return f"{where}: {text}" if where else text
 
 
-def _role_faults(role: object, listens: bool, peers: set[str]) -> list[str]:
-    """What does not go with a role."""
+def parse_network(text: str) -> Network:
+    """NAME or SOURCE:NAME, such as emulated:wan-40ms, as a command line states it. Raises SettingsError."""
+    source, colon, name = text.rpartition(":")
+    try:
+        return Network.model_validate({"name": name, **({"source": source} if colon else {})})
+    except ValidationError as error:
+        faults = "; ".join(_describe(fault) for fault in error.errors(include_url=False, include_input=False))
+        raise SettingsError(
+            f"{text!r} is no network; write a name in small letters, such as lan, or emulated:wan-40ms ({faults})"
+        ) from None
+
+
+def _role_faults(role: object, states: set[str], peers: set[str]) -> list[str]:
+    """What does not go with a role. states: the tables among listen and network that are there."""
     faults = []
     if role == "data_owner":
-        if listens:
+        if "listen" in states:
             faults.append("listen: a data owner only dials; remove this table")
         if "model_owner" not in peers:
             faults.append("peers.model_owner: a data owner needs the model owner's name and address")
     elif role in ("model_owner", "dealer"):
-        if not listens:
+        if "network" in states:
+            faults.append("network: only a data owner's reports state it; remove this table")
+        if "listen" not in states:
             faults.append(f"listen: a {role} needs a port to listen on")
         if "model_owner" in peers:
             faults.append(f"peers.model_owner: a {role} does not dial it; remove this table")

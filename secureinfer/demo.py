@@ -34,7 +34,7 @@ class Baseline:
     load: OtherLoad
 
 
-def run(terminal: Terminal, *, runs: int) -> None:
+def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
     """Compile, run in plaintext and `runs` times in private, and print both answers and the cost."""
     sentences = list(SENTENCES)
     with terminal.working("model owner: loading the pretrained MiniLM"):
@@ -50,7 +50,7 @@ def run(terminal: Terminal, *, runs: int) -> None:
     with terminal.working("plaintext: the same sentences on this machine"):
         before = _plaintext(model, inputs)
     with terminal.working("starting three parties: data owner, model owner, dealer (gRPC, mutual TLS)"):
-        session = api.local_session(program)
+        session = api.local_session(program, network=network)
     with session:
         for i in range(runs):
             with terminal.working(f"offline: dealing correlated randomness, {i + 1} of {runs}"):

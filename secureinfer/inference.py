@@ -27,7 +27,12 @@ MOST_PAIRS = 30
 
 
 def infer_sentences(
-    terminal: Terminal, config: Path, path: Path, output: Path | None, tokenizer: Path | None
+    terminal: Terminal,
+    config: Path,
+    path: Path,
+    output: Path | None,
+    tokenizer: Path | None,
+    network: str | None = None,
 ) -> None:
     """Embed the sentences of a file privately and print each pair's similarity."""
     sentences = read_sentences(path)
@@ -38,7 +43,7 @@ def infer_sentences(
     graph = Program.load(settings.program, allow_private=False).graph
     batch, tokens = sentence_shape(graph)
     with terminal.working("opening the session with the model owner and the dealer"):
-        session = api.connect(config)
+        session = api.connect(config, network=network)
     with session:
         parts = []
         for start in range(0, len(sentences), batch):
@@ -63,13 +68,15 @@ def infer_sentences(
     terminal.answer(data, shown, report)
 
 
-def infer_tensors(terminal: Terminal, config: Path, path: Path, output: Path | None) -> None:
+def infer_tensors(
+    terminal: Terminal, config: Path, path: Path, output: Path | None, network: str | None = None
+) -> None:
     """Run one inference on the tensors of a file; print the outputs or write them to .npz."""
     graph = Program.load(load_settings(config).program, allow_private=False).graph
     inputs = read_tensors(path, graph)
     check_inputs(graph, inputs)  # a session would refuse them too, but costs seconds to open
     with terminal.working("opening the session with the model owner and the dealer"):
-        session = api.connect(config)
+        session = api.connect(config, network=network)
     with session:
         with terminal.working("one private inference"):
             tensors = named_tensors(session.infer(**call_of(graph, inputs)))

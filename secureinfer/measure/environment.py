@@ -6,7 +6,7 @@ import importlib.metadata
 import ipaddress
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def network_between(hosts: Sequence[str]) -> dict[str, Any]:
-    """What lies between the parties: loopback, or None where peers are elsewhere and nobody measured it."""
+def network_between(hosts: Sequence[str], stated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What lies between the parties: as the settings state it, else loopback, or None where peers are elsewhere.
+
+    stated: name and source, measured or emulated.
+    """
+    if stated is not None:
+        return {"name": stated["name"], "source": stated["source"]}
     return {"name": "loopback" if hosts and all(map(_is_loopback, hosts)) else None, "source": "measured"}
 
 

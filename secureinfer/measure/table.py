@@ -89,6 +89,11 @@ def _parties(report: Report) -> Table:
     return table
 
 
+def _network(report: Report) -> str:
+    name, source = report.network.get("name"), report.network.get("source")
+    return f"{name or 'unknown'}" + ("" if source == "measured" else f" ({source})")
+
+
 def _lines(report: Report) -> Iterator[str]:
     if report.plaintext is not None:
         plain = report.plaintext
@@ -102,7 +107,7 @@ def _lines(report: Report) -> Iterator[str]:
     environment = report.environment
     yield (
         f"on {environment.get('processor') or 'an unknown processor'}, {environment.get('cores')} core(s), "
-        f"torch {environment.get('torch')}, network: {report.network.get('name') or 'unknown'}"
+        f"torch {environment.get('torch')}, network: {_network(report)}"
     )
     for switch in report.program.unsafe:
         yield f"UNSAFE: {switch} is on"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..config import Settings, load_settings
+from ..config import Settings, load_settings, parse_network
 from ..errors import PeerError, SecureInferError, SessionError, SettingsError, UsageError
 from ..graph.ir import MODEL_OWNER
 from ..graph.structure import flatten_inputs, unflatten_output
@@ -112,7 +112,10 @@ class Session:
         body, _ = self._request({"op": "report"})
         timings = CallerTimings(self._setup_ms, dict(self._timings["offline"]), dict(self._timings["online"]))
         peers = (self._settings.peers.model_owner, self._settings.peers.dealer)
-        network = network_between([peer.host for peer in peers if peer is not None])
+        stated = self._settings.network
+        network = network_between(
+            [peer.host for peer in peers if peer is not None], None if stated is None else stated.model_dump()
+        )
         info = _program_info(self.program, self._settings)
         return build_report(info, body["parties"], timings, network=network)
 
@@ -153,15 +156,18 @@ class Session:
             raise
 
 
-def connect(config: str | os.PathLike[str]) -> Session:
+def connect(config: str | os.PathLike[str], *, network: str | None = None) -> Session:
     """Open a session with remote parties, as the data owner of a settings file.
 
+    network: what reports say lies between the parties, in place of the settings' word: "lan", "emulated:wan-40ms".
     Raises SettingsError, ProgramFileError, HandshakeError, AuthenticationError, or PeerError that names who
     is missing.
     """
     settings = load_settings(Path(config))
     if settings.role != "data_owner":
         raise UsageError(f"{config} is a {settings.role}'s settings; only a data owner opens sessions")
+    if network is not None:
+        settings = settings.model_copy(update={"network": parse_network(network)})
     program = Program.load(settings.program, allow_private=False)
     if MODEL_OWNER in program.graph.reveal_to and not settings.reveal_to_model_owner:
         # The file usually comes from the model owner, and an output can be an input that went through nothing.

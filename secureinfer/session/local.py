@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..config import Settings, make_settings
+from ..config import Settings, make_settings, parse_network
 from ..errors import ProgramFileError, UsageError
 from ..plan.program import Program
 from ..transport.tls import Credentials, Identity, make_certificates
@@ -25,20 +25,29 @@ def local_session(
     *,
     timeout: float = 120.0,
     threads: int | None = None,
+    network: str | None = None,
     unsafe_trusted_first_party: bool = False,
 ) -> Session:
     """A session between three parties on this machine, each a process of its own, over gRPC and mutual TLS.
 
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half
-    of the cores. Everything, certificates included, lives in a temporary folder that goes with the session.
+    of the cores. network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
+    Everything, certificates included, lives in a temporary folder that goes with the session.
     """
-    parties = LocalParties(program, timeout=timeout, threads=threads, unsafe=unsafe_trusted_first_party)
+    stated = {} if network is None else {"network": parse_network(network).model_dump()}
+    parties = LocalParties(
+        program,
+        timeout=timeout,
+        threads=threads,
+        unsafe=unsafe_trusted_first_party,
+        overrides={"data_owner": stated},
+    )
     return parties.session()
 
 
 class LocalParties:
-    """The daemons of a local session and the data owner's settings. overrides, engine: for tests alone."""
+    """The daemons of a local session and the data owner's settings. overrides: settings by role. engine: for tests alone."""
 
     def __init__(
         self,

@@ -114,6 +114,16 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert "error: cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("work", [["demo"], ["infer", "--config", "absent.toml", "--input"]])
+def test_a_network_that_makes_no_sense_is_a_wrong_call_before_the_work(
+    work: list[str], capsys: Caught, tmp_path: Path
+) -> None:
+    (tmp_path / "in.npz").write_bytes(b"")
+    rest = [str(tmp_path / "in.npz")] if work[0] == "infer" else []
+    assert cli.run([*work, *rest, "--network", "projected:wan"]) == 2
+    assert "'projected:wan' is no network" in capsys.readouterr().err
+
+
 def test_outputs_are_npz_and_said_to_be(
     monkeypatch: pytest.MonkeyPatch, capsys: Caught, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from secureinfer.config import load_settings, make_settings
+from secureinfer.config import load_settings, make_settings, parse_network
 from secureinfer.errors import SettingsError
 
 PARTIES = Path(__file__).parents[2] / "parties"
@@ -110,6 +110,60 @@ def data_owner(address: str) -> dict[str, object]:
         "tls": {"ca": "a", "certificate": "b", "key": "c"},
         "peers": {"model_owner": {"name": "model_owner", "address": address}},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "source"),
+    [
+        ("lan", "lan", "measured"),
+        ("measured:lan", "lan", "measured"),
+        ("emulated:wan-40ms", "wan-40ms", "emulated"),
+    ],
+)
+def test_a_network_has_a_name_and_a_source(text: str, name: str, source: str) -> None:
+    network = parse_network(text)
+    assert (network.name, network.source) == (name, source)
+    stated = {"name": name, "source": source}
+    assert make_settings({**data_owner("h:1"), "network": stated}).network == network
+    assert make_settings(data_owner("h:1")).network is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "lan:",
+        "projected:wan",
+        ":lan",
+        "a b",
+        "LAN",
+        "lan\n",
+        "x" * 64,
+        "loopback",
+        "emulated:loopback",
+        "a:b:c",
+    ],
+)
+def test_a_network_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="is no network; write a name"):
+        parse_network(text)
+    source, colon, name = text.rpartition(":")
+    with pytest.raises(SettingsError, match="network"):
+        make_settings(
+            {**data_owner("h:1"), "network": {"name": name, **({"source": source} if colon else {})}}
+        )
+
+
+@pytest.mark.parametrize("role", ["model_owner", "dealer"])
+def test_only_a_data_owner_states_a_network(role: str) -> None:
+    listens = {k: v for k, v in data_owner("h:1").items() if k != "peers"} | {
+        "role": role,
+        "listen": {"port": 1},
+    }
+    assert make_settings(listens).network is None
+    with pytest.raises(SettingsError, match="network: only a data owner's reports state it"):
+        make_settings({**listens, "network": {"name": "lan"}})
 
 
 def test_a_data_owner_does_not_listen() -> None:

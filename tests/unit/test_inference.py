@@ -92,8 +92,8 @@ def session(monkeypatch: pytest.MonkeyPatch, words: None) -> PlainSession:
     program = SimpleNamespace(plan=SimpleNamespace(totals=Cost("xxxxx", 100, 200), steps=()))
     for module in (demo, inference):
         monkeypatch.setattr(module.api, "compile", lambda *_, **__: program)
-        monkeypatch.setattr(module.api, "local_session", lambda _: plain)
-        monkeypatch.setattr(module.api, "connect", lambda _: plain)
+        monkeypatch.setattr(module.api, "local_session", lambda *_, **__: plain)
+        monkeypatch.setattr(module.api, "connect", lambda *_, **__: plain)
     public = SimpleNamespace(graph=plain.graph)
     monkeypatch.setattr(inference, "load_settings", lambda _: SimpleNamespace(program=Path("absent.si")))
     monkeypatch.setattr(inference.Program, "load", lambda *_, **__: public)

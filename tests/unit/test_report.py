@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_layers_group_steps_by_module_and_take_the_slowest_party() -> None:
 def test_a_network_that_nobody_measured_has_no_name(hosts: list[str], name: str | None) -> None:
     assert network_between(hosts) == {"name": name, "source": "measured"}
     assert report().to_dict()["network"]["name"] is None
+
+
+def test_a_network_is_what_the_settings_state_and_people_read_that_it_is_emulated() -> None:
+    stated = {"name": "wan-40ms", "source": "emulated"}
+    assert network_between(["10.0.0.1"], stated) == network_between(["127.0.0.1"], stated) == stated
+    assert "network: unknown\n" in f"{report()}\n"
+    assert "network: wan-40ms (emulated)\n" in f"{dataclasses.replace(report(), network=stated)}\n"
 
 
 def test_socket_bytes_are_per_inference() -> None:
