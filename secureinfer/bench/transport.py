@@ -1,4 +1,4 @@
-"""Both kinds of our links, over mutual TLS, beside gloo on the same machine, in one run, as alternating rounds of the same messages.
+"""Both kinds of our links, over mutual TLS, beside gloo on one machine, in one run, as alternating rounds of messages.
 
 Two processes, one on each end: round trips of small messages, and one-way rates of messages of several sizes, ended by an
 acknowledgement. CrypTen's own calls are timed (send and recv of tensors), for gloo those of torch.distributed.

@@ -1,10 +1,13 @@
-"""A gRPC link whose other end is hostile or broken: bytes that are no frames, certificates that are none, starvation."""
+"""A link, over TLS and over gRPC, whose other end is hostile or broken: bytes that are no frames, certificates that are
+none, starvation.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
+import socket
 import struct
 import threading
 import time
@@ -19,18 +22,17 @@ import pytest
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, WireError
 from secureinfer.transport import grpc_listener
 from secureinfer.transport.base import HEADER_BYTES, MAX_FRAME_BYTES, Address, Clock
-from secureinfer.transport.framing import ERROR
+from secureinfer.transport.data import DIALLERS, LISTENERS, DataListener
+from secureinfer.transport.framing import ERROR, FramedLink
 from secureinfer.transport.grpc_link import (
     METHOD,
     SESSION_KEY,
     TOKEN_KEY,
-    GrpcLink,
-    dial,
     open_channel,
     options,
 )
-from secureinfer.transport.grpc_listener import Listener
 from secureinfer.transport.limits import Limits
+from secureinfer.transport.preface import ACCEPTED, ANSWER_BYTES, Preface, pack_preface, unpack_answer
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header, unpack_header
 
@@ -65,31 +67,61 @@ def expired(certificates: dict[Identity, Credentials], folder: Path) -> dict[Ide
 
 
 def listen(
-    credentials: Credentials, expected: dict[Identity, bytes] | None = None, limits: Limits | None = None
-) -> Listener:
+    kind: str,
+    credentials: Credentials,
+    expected: dict[Identity, bytes] | None = None,
+    limits: Limits | None = None,
+) -> DataListener:
     wanted = {OWNER: TOKEN} if expected is None else expected
-    return Listener(credentials, "127.0.0.1", (0,), SESSION, wanted, Clock(), limits or Limits(5.0))
+    return LISTENERS[kind](credentials, "127.0.0.1", (0,), SESSION, wanted, Clock(), limits or Limits(5.0))
 
 
 def connect(
-    listener: Listener, mine: Credentials, token: bytes = TOKEN, limits: Limits | None = None
-) -> GrpcLink:
-    return dial(
+    kind: str, listener: DataListener, mine: Credentials, token: bytes = TOKEN, limits: Limits | None = None
+) -> FramedLink:
+    return DIALLERS[kind](
         "127.0.0.1", listener.port, mine, MODEL, SESSION, token, Clock(), limits or Limits(5.0), timeout=4
     )  # fmt: skip
 
 
+@pytest.fixture(params=["tls", "grpc"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def listener(certificates: dict[Identity, Credentials]) -> Iterator[Listener]:
-    made = listen(certificates[MODEL])
+def listener(kind: str, certificates: dict[Identity, Credentials]) -> Iterator[DataListener]:
+    made = listen(kind, certificates[MODEL])
     yield made
     made.close()
 
 
-class Hostile:
-    """An authenticated peer that sends these bytes as they are, each as one gRPC message, and then waits or ends."""
+class TlsHostile:
+    """An authenticated peer that sends these bytes as they are and then waits or ends."""
 
-    def __init__(self, listener: Listener, mine: Credentials, chunks: list[bytes], *, wait: bool) -> None:
+    def __init__(self, listener: DataListener, mine: Credentials, chunks: list[bytes], *, wait: bool) -> None:
+        raw = socket.create_connection(("127.0.0.1", listener.port), 5)
+        self.sock = mine.context(server=False).wrap_socket(raw, server_hostname=MODEL.hostname)
+        self.sock.sendall(pack_preface(Preface(SESSION, TOKEN)))
+        assert unpack_answer(self.sock.recv(ANSWER_BYTES)) == (ACCEPTED, "")
+        for chunk in chunks:
+            self.sock.sendall(chunk)
+        self.link = listener.accept("data_owner", 5)
+        if not wait:
+            self.sock.close()
+
+    def next_frame(self) -> bytes:
+        """The link's next frame, which fits one record."""
+        return self.sock.recv(1 << 14)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class GrpcHostile:
+    """The same, each chunk as one gRPC message."""
+
+    def __init__(self, listener: DataListener, mine: Credentials, chunks: list[bytes], *, wait: bool) -> None:
         self._over = threading.Event()
         self._channel = open_channel(
             "127.0.0.1", listener.port, mine, MODEL, 20.0, timeout=5, max_message_bytes=1 << 22
@@ -104,20 +136,28 @@ class Hostile:
         self.call = call(stream(), metadata=((SESSION_KEY, SESSION), (TOKEN_KEY, TOKEN)))
         self.link = listener.accept("data_owner", 5)
 
+    def next_frame(self) -> bytes:
+        return bytes(next(self.call))
+
     def close(self) -> None:
         self._over.set()
         self.call.cancel()
         self._channel.close()
 
 
+Hostile = TlsHostile | GrpcHostile
+
+
 @pytest.fixture
 def hostile(
-    listener: Listener, certificates: dict[Identity, Credentials]
+    kind: str, listener: DataListener, certificates: dict[Identity, Credentials]
 ) -> Iterator[Callable[..., Hostile]]:
     made: list[Hostile] = []
 
     def make(chunks: list[bytes], *, wait: bool = True) -> Hostile:
-        made.append(Hostile(listener, certificates[OWNER], chunks, wait=wait))
+        made.append(
+            {"tls": TlsHostile, "grpc": GrpcHostile}[kind](listener, certificates[OWNER], chunks, wait=wait)
+        )
         return made[-1]
 
     yield make
@@ -154,7 +194,6 @@ STREAMS: dict[str, tuple[list[bytes], type[SecureInferError], str]] = {
     "of another version": ([GOOD[:4] + b"\x09" + GOOD[5:]], WireError, "version 9"),
     "truncated header": ([GOOD[: HEADER_BYTES - 1], b""], PeerError, "closed the link|is gone"),
     "truncated payload": ([declared(100, b"half")], PeerError, "closed the link|is gone"),
-    "a message over gRPC's limit": ([bytes(2 << 20)], PeerError, "connection broke"),
 }
 
 
@@ -175,10 +214,16 @@ def test_a_stream_that_is_no_frames_ends_both_sides_with_one_error(
     assert ends(lambda: link.receive(AT), kind) == text  # one error, however often it is asked
     if kind is WireError:
         link.send_error(WireError("inside 31415"))
-        frame = next(peer.call)
+        frame = peer.next_frame()
         assert unpack_header(frame[:HEADER_BYTES]).address == ERROR
         told = json.loads(frame[HEADER_BYTES:])
         assert told["code"] == "wire" and "31415" not in str(told)
+
+
+@pytest.mark.parametrize("kind", ["grpc"], indirect=True)
+def test_a_message_over_grpcs_limit_is_refused(hostile: Callable[..., Hostile]) -> None:
+    link = hostile([bytes(2 << 20)]).link
+    assert re.search("closed the link|connection broke", ends(lambda: link.receive_any(5.0), PeerError))
 
 
 def test_the_same_stream_passes_where_its_frames_are_right(hostile: Callable[..., Hostile]) -> None:
@@ -197,25 +242,30 @@ def test_a_frame_that_stops_half_way_is_told_at_the_deadline(hostile: Callable[.
 
 
 def test_an_expired_certificate_is_refused_by_the_other_side(
-    certificates: dict[Identity, Credentials], expired: dict[Identity, Credentials], listener: Listener
+    kind: str,
+    certificates: dict[Identity, Credentials],
+    expired: dict[Identity, Credentials],
+    listener: DataListener,
 ) -> None:
-    text = ends(lambda: connect(listener, expired[OWNER]), AuthenticationError)
+    text = ends(lambda: connect(kind, listener, expired[OWNER]), AuthenticationError)
     assert "model_owner" in text and "does not accept this party's certificate" in text
-    over = listen(expired[MODEL])
+    over = listen(kind, expired[MODEL])
     try:
-        text = ends(lambda: connect(over, certificates[OWNER]), AuthenticationError)
+        text = ends(lambda: connect(kind, over, certificates[OWNER]), AuthenticationError)
         assert "model_owner" in text and "expired" in text
     finally:
         over.close()
-    link = connect(listener, certificates[OWNER])  # the twin: the same with one that is valid
+    link = connect(kind, listener, certificates[OWNER])  # the twin: the same with one that is valid
     threading.Thread(target=listener.close).start()
     link.close()
 
 
+@pytest.mark.parametrize("kind", ["grpc"], indirect=True)
 @pytest.mark.parametrize("how", ["no certificate", "no TLS"])
 def test_whoever_shows_no_certificate_is_kept_out(
-    certificates: dict[Identity, Credentials], listener: Listener, how: str
+    certificates: dict[Identity, Credentials], kind: str, listener: DataListener, how: str
 ) -> None:
+    """Over TLS: test_tls_link.py."""
     at = f"127.0.0.1:{listener.port}"
     ca = certificates[OWNER].ca.read_bytes()
     channel = (
@@ -234,7 +284,7 @@ def test_whoever_shows_no_certificate_is_kept_out(
         with pytest.raises(grpc.RpcError):
             next(call)
     ends(lambda: listener.accept("data_owner", 0.1), PeerError)
-    link = connect(listener, certificates[OWNER])  # and it did not keep the right one out
+    link = connect(kind, listener, certificates[OWNER])  # and it did not keep the right one out
     assert listener.accept("data_owner", 5).peer == "data_owner"
     threading.Thread(target=listener.close).start()
     link.close()
@@ -244,10 +294,10 @@ def test_whoever_shows_no_certificate_is_kept_out(
 
 
 def quiet(certificates: dict[Identity, Credentials]) -> SecureInferError | None:
-    """Keep-alive periods without a frame; then why the link ended, if it did."""
+    """gRPC's links: keep-alive periods without a frame; then why the link ended, if it did."""
     limits = Limits(5.0, 0.1)
-    listener = listen(certificates[MODEL], limits=limits)
-    here = connect(listener, certificates[OWNER], limits=limits)
+    listener = listen("grpc", certificates[MODEL], limits=limits)
+    here = connect("grpc", listener, certificates[OWNER], limits=limits)
     try:
         there = listener.accept("data_owner", 5)
         stop = time.monotonic() + 4.5  # unmatched ends come to it within three
@@ -277,12 +327,12 @@ def test_silence_longer_than_keep_alive_ends_a_link_only_where_the_ends_do_not_m
 
 
 def test_callers_that_are_refused_keep_no_expected_peer_out(
-    certificates: dict[Identity, Credentials],
+    certificates: dict[Identity, Credentials], kind: str
 ) -> None:
-    """The port has a thread for each peer and one more: six callers with wrong tokens, again and again, while the
+    """gRPC's port has a thread for each peer and one more: six callers with wrong tokens, again and again, while the
     two peers connect and talk.
     """
-    listener = listen(certificates[MODEL], {OWNER: TOKEN, DEALER: TOKEN})
+    listener = listen(kind, certificates[MODEL], {OWNER: TOKEN, DEALER: TOKEN})
     wrong: list[str] = []
     going = threading.Event()
     going.set()
@@ -290,7 +340,7 @@ def test_callers_that_are_refused_keep_no_expected_peer_out(
     def knock() -> None:
         while going.is_set():
             try:
-                connect(listener, certificates[OWNER], b"x" * 32).close()
+                connect(kind, listener, certificates[OWNER], b"x" * 32).close()
             except AuthenticationError:
                 wrong.append("refused")
             except SecureInferError as error:
@@ -300,7 +350,7 @@ def test_callers_that_are_refused_keep_no_expected_peer_out(
     for _ in range(6):
         pool.submit(knock)
     try:
-        links = {i.name: connect(listener, certificates[i]) for i in (OWNER, DEALER)}
+        links = {i.name: connect(kind, listener, certificates[i]) for i in (OWNER, DEALER)}
         for name, link in links.items():
             there = listener.accept(name, 5)
             for _ in range(20):
