@@ -32,7 +32,14 @@ from hypothesis import strategies as st
 import secureinfer as si
 from secureinfer.backends.mpc import live
 from secureinfer.config import load_settings, make_settings
-from secureinfer.errors import ProgramFileError, SecureInferError, SettingsError, WireError, catalogue
+from secureinfer.errors import (
+    PeerError,
+    ProgramFileError,
+    SecureInferError,
+    SettingsError,
+    WireError,
+    catalogue,
+)
 from secureinfer.measure.stats import parse_worker
 from secureinfer.plan.program import Program
 from secureinfer.session import faults, session, tensors
@@ -41,11 +48,23 @@ from secureinfer.session.manifest import read_manifest
 from secureinfer.session.servicer import Daemon
 from secureinfer.session.worker import hello_from_json
 from secureinfer.transport.base import MAX_FRAME_BYTES, PHASES, Address, Clock
-from secureinfer.transport.framing import ERROR
+from secureinfer.transport.framing import ALIVE, ERROR
 from secureinfer.transport.grpc_link import open_channel
 from secureinfer.transport.memory import Channel, MemoryLink
+from secureinfer.transport.preface import (
+    ACCEPTED,
+    ANSWER_BYTES,
+    PREFACE_BYTES,
+    REFUSED,
+    TAKEN,
+    Preface,
+    pack_answer,
+    pack_preface,
+    unpack_answer,
+    unpack_preface,
+)
 from secureinfer.transport.tls import Identity, load_credentials, make_certificates
-from secureinfer.transport.wire import Pipe, pack_header, unpack_header
+from secureinfer.transport.wire import DirectReader, Pipe, pack_header, unpack_header
 from secureinfer.v1 import control_pb2
 
 COUNT = int(os.environ.get("SECUREINFER_FUZZ", "20000"))
@@ -244,7 +263,7 @@ def check_header(data: bytes) -> None:
 
 FRAMES = st.lists(
     st.tuples(
-        st.sampled_from([AT, AT, AT, ERROR, Address("online", 3, 2, 2), Address("control", 0, 0, 0)]),
+        st.sampled_from([AT, AT, AT, ERROR, ALIVE, Address("online", 3, 2, 2), Address("control", 0, 0, 0)]),
         st.sampled_from([-1, -1, -1, 0, 1, 2**64 - 1]),  # the sequence number; -1 is the right one
         st.sampled_from(
             [None, None, None, 0, 5, 1 << 20, MAX_FRAME_BYTES, MAX_FRAME_BYTES + 1]
@@ -278,6 +297,8 @@ def check_stream(value: Any) -> None:
     into.put([data[i : i + chunk] for i in range(0, len(data), chunk)], time.monotonic() + 5)
     into.close()
     link = MemoryLink("peer", SESSION, Clock(), Channel(1 << 30), into, 5.0)
+    if chunk % 2:  # as a link over TLS reads
+        link._reader = DirectReader(filling(data))
     for _ in range(len(frames) + 2):
         if size is None:
             _, got = link.receive_any(5.0)
@@ -286,6 +307,29 @@ def check_stream(value: Any) -> None:
             assert len(got) == size
         assert len(got) <= len(data)
     raise AssertionError("a stream gave more frames than it had")
+
+
+def filling(data: bytes) -> Callable[[memoryview, float | None], None]:
+    left = memoryview(data)
+
+    def fill(view: memoryview, _: float | None) -> None:
+        nonlocal left
+        if len(left) < len(view):
+            raise PeerError("peer", "closed the link")
+        view[:], left = left[: len(view)], left[len(view) :]
+
+    return fill
+
+
+def check_preface(data: bytes) -> None:
+    """What a listener reads of a stranger, and what a dialler reads of whoever answers."""
+    if len(data) == ANSWER_BYTES:
+        status, text = unpack_answer(data)
+        assert status in (ACCEPTED, REFUSED, TAKEN) and (text.isprintable() or not text) and len(text) <= 248
+        return
+    preface = unpack_preface(data)
+    assert pack_preface(preface) == data
+    assert str(preface.token) not in repr(preface)
 
 
 # --- what a caller and its worker, or a worker and its daemon, tell each other ---
@@ -587,11 +631,22 @@ HELLO = {
 
 TARGETS: dict[str, Target] = {
     "frame headers": Target(
-        0.25,
+        0.20,
         HEADERS | near(pack_header(SESSION, AT, 1, 2, 3)) | st.binary(min_size=64, max_size=64),
         check_header,
     ),
     "frame streams": Target(0.16, STREAMS, check_stream),
+    "prefaces": Target(
+        0.05,
+        near(
+            pack_preface(Preface(SESSION, b"t" * 32)),
+            pack_answer(ACCEPTED),
+            pack_answer(REFUSED, "the peer is not who the settings name: session token"),
+        )
+        | st.binary(min_size=ANSWER_BYTES, max_size=ANSWER_BYTES)
+        | st.binary(max_size=PREFACE_BYTES),
+        check_preface,
+    ),
     "pipe messages": Target(
         0.12,
         near(message(CALL, bytes(32)), message(FAILURE))
