@@ -1,7 +1,7 @@
 """Private inference for PyTorch and Hugging Face models, between real parties.
 
-The names of this package in the order of the flow: compile, Program, local_session or connect, Session,
-Report; and the errors. They load on first use, so that a daemon that only routes never imports torch.
+The names of this package in the order of the flow: compress and its transforms, compile, Program, local_session or
+connect, Session, Report; and the errors. They load on first use, so that a daemon that only routes never imports torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import compile as compile
+    from .api import compress as compress
     from .api import connect as connect
     from .api import local_session as local_session
+    from .compression.quantize import Quantize as Quantize
+    from .compression.report import CompressionReport as CompressionReport
     from .errors import AuthenticationError as AuthenticationError
     from .errors import CompileError as CompileError
     from .errors import CorrelationError as CorrelationError
@@ -39,6 +42,9 @@ _ERRORS = (
 )  # fmt: skip
 
 _HOMES = {
+    "compress": "api",
+    "Quantize": "compression.quantize",
+    "CompressionReport": "compression.report",
     "compile": "api",
     "Program": "plan.program",
     "local_session": "api",

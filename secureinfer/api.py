@@ -1,12 +1,14 @@
-"""The whole flow, top-down: compile a model to a Program, run it between parties, read the report."""
+"""The whole flow, top-down: compress a model, compile it to a Program, run it between parties, read the report."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .compression.adopt import adopt
+from .compression.transform import run
 from .errors import SettingsError
 from .graph.export import as_call, check_module, export_graph
 from .plan.planner import make_plan
@@ -15,6 +17,8 @@ from .plan.program import Program
 if TYPE_CHECKING:
     import torch
 
+    from .compression.report import CompressionReport
+    from .compression.transform import Transform
     from .plan.spec import Registry
     from .session.client import Session
 
@@ -24,6 +28,20 @@ PROTOCOLS = {"mpc": ("crypten",), "plaintext": ("crypten",)}
 LEAST_PRECISION, MOST_PRECISION = 8, 20
 """Fraction bits. A product of two numbers carries twice as many: at 32, 3 · 4 = 12 · 2**64 is 0 in the 64-bit ring, and
 above 20 too little is left for the whole part of real activations. Below 8 nothing of a model's accuracy is left."""
+
+
+def compress(
+    model: torch.nn.Module, transforms: Iterable[Transform], *, calibration: Sequence[Any] | None = None
+) -> tuple[torch.nn.Module, CompressionReport]:
+    """A smaller model, the given one unchanged, and what was done to each of its layers, or why not.
+
+    transforms: such as [si.Quantize()], applied in order. calibration: example inputs for transforms that look at
+    activations. The result is an ordinary module: it runs, has a state_dict, and compiles like any other.
+
+    Raises SettingsError for a transform that does not exist, CompileError for a model whose weights cannot be used.
+    """
+    check_module(model)
+    return run(model, transforms, calibration)
 
 
 def compile(
@@ -41,6 +59,7 @@ def compile(
     """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
 
     model: any torch.nn.Module, Hugging Face models too; it is compiled as in evaluation mode and left as it was.
+    Layers with int8 weights, of compress or of torch's quantize_dynamic, stay int8.
     example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a tokenizer's answer); they
     fix shapes and types. calibration: more such inputs, from which the greatest values are taken; 16 times that is the
     range of the program. owners: input name -> data owner. reveal_to: who gets the output. precision_bits: fraction
@@ -58,7 +77,7 @@ def compile(
         )
     args, kwargs = as_call(example_inputs)
     graph, weights, constants = export_graph(
-        model,
+        adopt(model),
         args,
         {**kwargs, **(example_kwargs or {})},
         calibration=calibration,
