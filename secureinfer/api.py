@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .backends import catalog, default_protocol
 from .compression.adopt import adopt
 from .compression.transform import run
 from .errors import SettingsError
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
     from .compression.report import CompressionReport
     from .compression.transform import Transform
-    from .plan.spec import Registry
     from .session.client import Session
-
-BACKENDS = ("mpc", "plaintext")
-PROTOCOLS = {"mpc": ("crypten",), "plaintext": ("crypten",)}
 
 LEAST_PRECISION, MOST_PRECISION = 8, 20
 """Fraction bits. A product of two numbers carries twice as many: at 32, 3 · 4 = 12 · 2**64 is 0 in the 64-bit ring, and
@@ -49,7 +45,7 @@ def compile(
     example_inputs: Any = (),
     *,
     backend: str = "mpc",
-    protocol: str = "crypten",
+    protocol: str | None = None,
     calibration: Sequence[Any] | None = None,
     owners: Mapping[str, str] | None = None,
     reveal_to: Sequence[str] | None = None,
@@ -62,14 +58,15 @@ def compile(
     Layers with int8 weights, of compress or of torch's quantize_dynamic, stay int8.
     example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a tokenizer's answer); they
     fix shapes and types. calibration: more such inputs, from which the greatest values are taken; 16 times that is the
-    range of the program. owners: input name -> data owner. reveal_to: who gets the output. precision_bits: fraction
-    bits of fixed point, 8 to 20.
+    range of the program. protocol: of "mpc", "fast" or "crypten", which has the generic kernels alone. owners: input
+    name -> data owner. reveal_to: who gets the output. precision_bits: fraction bits of fixed point, 8 to 20.
 
     Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
     traced, SettingsError for a choice that does not exist or cannot work.
     """
     check_module(model)
-    catalog = _catalog(backend, protocol)
+    registry = catalog(backend, protocol)
+    protocol = protocol or default_protocol(backend)
     if type(precision_bits) is not int or not LEAST_PRECISION <= precision_bits <= MOST_PRECISION:
         raise SettingsError(
             f"precision_bits is {precision_bits!r}; it must be an integer from {LEAST_PRECISION} to {MOST_PRECISION}: a "
@@ -87,7 +84,9 @@ def compile(
         keep_unsupported=True,
     )
     options = {"precision_bits": precision_bits}
-    plan = make_plan(graph, catalog, 1 + len(graph.owners()), options)
+    if registry.lower is not None:
+        graph = registry.lower(graph, options)
+    plan = make_plan(graph, registry, 1 + len(graph.owners()), options)
     return Program(
         graph, plan, backend=backend, protocol=protocol, options=options, constants=constants, weights=weights
     )
@@ -114,17 +113,3 @@ def connect(config: str | os.PathLike[str], *, network: str | None = None) -> Se
     from .session.client import connect as start
 
     return start(config, network=network)
-
-
-def _catalog(backend: str, protocol: str) -> Registry:
-    """The rows of a backend's kernels. Catalogs are declarations: loading one needs no cryptography."""
-    if backend not in BACKENDS:
-        raise SettingsError(f"backend {backend!r} does not exist; choose one of {', '.join(BACKENDS)}")
-    if protocol not in PROTOCOLS[backend]:
-        known = ", ".join(PROTOCOLS[backend])
-        raise SettingsError(
-            f"protocol {protocol!r} does not exist in backend {backend}; choose one of {known}"
-        )
-    module = importlib.import_module(f".backends.{backend}.catalog", __package__)
-    catalog: Registry = module.CATALOG
-    return catalog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,41 @@ from ..errors import SettingsError
 
 if TYPE_CHECKING:
     from ..plan.program import Program
+    from ..plan.spec import Registry
     from ..transport.base import Clock, Link
     from .base import Engine
+
+
+CATALOGS = {
+    ("mpc", "fast"): "mpc.fast.catalog",
+    ("mpc", "crypten"): "mpc.catalog",
+    ("plaintext", "plaintext"): "plaintext.catalog",
+}
+"""(backend, protocol) -> where its rows are; the first of a backend is its default."""
+
+
+def catalog(backend: str, protocol: str | None = None) -> Registry:
+    """The rows of a backend's kernels. They are declarations: loading them needs no cryptography.
+
+    Raises SettingsError for a backend or a protocol that does not exist.
+    """
+    module = CATALOGS.get((backend, protocol or default_protocol(backend)))
+    if module is None:
+        known = ", ".join(p for b, p in CATALOGS if b == backend)
+        raise SettingsError(
+            f"protocol {protocol!r} does not exist in backend {backend}; choose one of {known}"
+        )
+    found: Registry = importlib.import_module(f".{module}", __name__).CATALOG
+    return found
+
+
+def default_protocol(backend: str) -> str:
+    """The first protocol of a backend. Raises SettingsError for a backend that does not exist."""
+    for name, protocol in CATALOGS:
+        if name == backend:
+            return protocol
+    known = ", ".join(dict.fromkeys(b for b, _ in CATALOGS))
+    raise SettingsError(f"backend {backend!r} does not exist; choose one of {known}")
 
 
 def make_engine(
@@ -31,10 +65,10 @@ def make_engine(
     """
     if program.backend == "mpc":
         from ..plan.check import check_plan
-        from .mpc.catalog import CATALOG
         from .mpc.engine import make_engine as make_mpc
 
-        check_plan(program.graph, program.plan, CATALOG, len(compute_parties), program.options)
+        registry = catalog(program.backend, program.protocol)
+        check_plan(program.graph, program.plan, registry, len(compute_parties), program.options)
         return make_mpc(
             role,
             program,

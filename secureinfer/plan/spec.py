@@ -105,11 +105,16 @@ class KernelSpec:
     parties: int | None = None  # None: any number
 
 
+Lower = Callable[[Graph, Mapping[str, Any]], Graph]
+
+
 class Registry:
     """The specs of one backend, in order of preference."""
 
-    def __init__(self, backend: str, specs: Iterable[KernelSpec]) -> None:
+    def __init__(self, backend: str, specs: Iterable[KernelSpec], lower: Lower | None = None) -> None:
+        """lower: makes the graph one that these kernels run best, before a plan is made. None: as it is."""
         self.backend = backend
+        self.lower = lower
         self.specs: dict[str, KernelSpec] = {}
         for spec in specs:
             if spec.name in self.specs:

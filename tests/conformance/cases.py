@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from secureinfer.backends.mpc.catalog import CATALOG
+from secureinfer.backends.mpc.fast.catalog import CATALOG
 from secureinfer.graph.int8 import CHANNEL_DIM
 from secureinfer.graph.ops import OPS
 
@@ -26,6 +26,8 @@ class Case:
     attrs: dict[str, Any] = field(default_factory=dict)
     output_dtype: str = "float32"
     output_bound: float | None = None
+    output_scale: int | None = None
+    output_ring_bits: int = 64
 
     def expected(self) -> torch.Tensor:
         values = [o.value.double() if o.value.dtype.is_floating_point else o.value for o in self.operands]

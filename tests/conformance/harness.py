@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from secureinfer.backends.mpc.catalog import CATALOG
 from secureinfer.backends.mpc.engine import make_engine
+from secureinfer.backends.mpc.fast.catalog import CATALOG
 from secureinfer.backends.mpc.party import Opening
 from secureinfer.graph.int8 import scale_bits
 from secureinfer.graph.ir import MODEL_OWNER, Edge, Graph, Node, Visibility
@@ -25,11 +25,13 @@ NAMES = ("model_owner", "data_owner", "second_owner", "third_owner")
 
 @dataclass
 class Operand:
-    """An operand of the kernel under test. kind: shared, public, weight or data."""
+    """An operand of the kernel under test. kind: shared, public, weight or data. scale, ring_bits: of a raw one."""
 
     value: torch.Tensor
     kind: str = "shared"
     bound: float | None = None
+    scale: int | None = None
+    ring_bits: int = 64
 
 
 @dataclass
@@ -75,6 +77,8 @@ def one_step(
     kernel: str | None = None,
     output_dtype: str = "float32",
     output_bound: float | None = None,
+    output_scale: int | None = None,
+    output_ring_bits: int = 64,
     parties: int = 2,
     precision: int = 16,
     private: bool = False,
@@ -92,6 +96,7 @@ def one_step(
             continue
         dtype = dtype_name(operand.value)
         scale = precision if dtype == "float32" else 0
+        scale = scale if operand.scale is None else operand.scale
         name, shape = f"x{i}", tuple(operand.value.shape)
         bound = operand.bound
         if operand.kind == "public":
@@ -107,7 +112,9 @@ def one_step(
                 source, shape, dtype, Visibility.PRIVATE, "data_owner", scale=scale, bound=bound
             )
             if operand.kind == "shared":
-                edges[name] = Edge(name, shape, dtype, Visibility.SHARED, scale=scale, bound=bound)
+                edges[name] = Edge(
+                    name, shape, dtype, Visibility.SHARED, None, operand.ring_bits, scale, bound
+                )
                 nodes.append(
                     (
                         Node(
@@ -118,9 +125,10 @@ def one_step(
                 )
         names.append(name)
     out_scale = precision if output_dtype == "float32" else 0
+    out_scale = out_scale if output_scale is None else output_scale
     visibility, owner = (Visibility.PRIVATE, "data_owner") if private else (Visibility.SHARED, None)
     edges["y"] = Edge(
-        "y", tuple(output_shape), output_dtype, visibility, owner, scale=out_scale, bound=output_bound
+        "y", tuple(output_shape), output_dtype, visibility, owner, output_ring_bits, out_scale, output_bound
     )
     node = Node("y", op, tuple(names), ("y",), dict(attrs))
     if attrs.get("quantized"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import secureinfer as si
-from secureinfer.backends.mpc.catalog import CATALOG
+from secureinfer.backends.mpc.fast.catalog import CATALOG
 from secureinfer.graph.ir import Graph
 from secureinfer.plan.planner import make_plan
 from secureinfer.plan.program import Program
@@ -103,7 +103,7 @@ def changed(program: Program, **parts: Any) -> Program:
         graph,
         plan,
         backend="mpc",
-        protocol="crypten",
+        protocol="fast",
         options=dict(program.options),
         constants=program.constants,
         weights=parts.get("weights", program.weights),

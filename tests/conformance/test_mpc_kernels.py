@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from secureinfer.backends.mpc import kernels
-from secureinfer.backends.mpc.catalog import CATALOG
+from secureinfer.backends.mpc.fast.catalog import CATALOG
 from secureinfer.graph.ir import Edge, Graph, Node, Visibility
 from secureinfer.plan.spec import longest_chain, step_context
 
+from . import fast_cases  # noqa: F401  (registers its cases)
 from .cases import CASES, INT8_CASES, Case
 from .harness import Operand, one_step, run
 
@@ -53,6 +54,8 @@ def check(kernel: str, case: Case, parties: int) -> None:
         kernel=kernel,
         output_dtype=case.output_dtype,
         output_bound=case.output_bound,
+        output_scale=case.output_scale,
+        output_ring_bits=case.output_ring_bits,
         parties=parties,
         private=kernel.startswith("private."),
     )

@@ -46,8 +46,7 @@ def together(
         for r in requests:
             parts = draw(r.kind, mine, rank, (0, r.step, r.record))
             if rank == 0:
-                bound = [p.name for p in r.kind.parts() if p.bound]
-                parts.update(zip(bound, corrections[r.step, r.record], strict=True))
+                parts.update(corrections[r.step, r.record])
             material[r.step, r.record] = (r.kind, parts)
         party.material[0] = material
         for i in range(parties):

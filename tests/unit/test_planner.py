@@ -166,8 +166,8 @@ def test_the_reason_is_true() -> None:
 def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(SettingsError, match="'quantum'.*mpc"):
         compile_model(MODEL, X, backend="quantum")
-    with pytest.raises(SettingsError, match="'fast'.*crypten"):
-        compile_model(MODEL, X, protocol="fast")
+    with pytest.raises(SettingsError, match="'quick'.*crypten"):
+        compile_model(MODEL, X, protocol="quick")
     with pytest.raises(CompileError, match="state_dict"):
         compile_model("model.pt", X)  # type: ignore[arg-type]
     with pytest.raises(CompileError, match="example inputs"):

@@ -64,7 +64,7 @@ def test_a_program_comes_back_from_its_file_as_it_was(program: Program, file: Pa
     assert loaded.graph == program.graph and loaded.plan == program.plan
     assert (loaded.backend, loaded.protocol, loaded.options) == (
         "plaintext",
-        "crypten",
+        "plaintext",
         {"precision_bits": 16},
     )
     assert (

@@ -13,11 +13,10 @@ from ...graph.ir import MODEL_OWNER, Edge, Visibility
 from ...graph.ops import OPS
 from ...plan.spec import Cost, KernelSpec, Registry, StepContext
 from ...transport.base import HEADER_BYTES
-from . import ranges
+from . import ranges, windows
 from .costs import (
     SERIES_BITS,
     TERMS,
-    WORD,
     comparison,
     fixed_product,
     masked,
@@ -144,7 +143,8 @@ def _reveal(c: StepContext) -> Cost:
             e for e, owner in zip(c.inputs, c.node.attrs["owners"], strict=True) if _opened_to(e, owner, rank)
         ]
         if opened:
-            total = total + to_one(c.parties, WORD * sum(e.numel for e in opened), rank)
+            sizes = (windows.packed_bytes(e.numel, e.ring_bits) for e in opened)
+            total = total + to_one(c.parties, sum(sizes), rank)
     return total
 
 
@@ -157,7 +157,7 @@ _row("reveal", "reveal", _any, _reveal, _exact, "PROTOCOLS R5: only declared out
 
 # -- operands of one owner, and shapes: no communication
 
-PRIVATE_OPS = tuple(OPS)
+PRIVATE_OPS = tuple(op for op in OPS if op != "rescale")
 for _op in PRIVATE_OPS:
     _row(_op, f"private.{_op}", _all_private, lambda c: Cost(), _exact, "its owner computes it in plain")
 

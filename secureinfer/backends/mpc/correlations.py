@@ -16,13 +16,30 @@ from typing import Any
 import torch
 
 from . import ring, series
+from .communicator import tensor_bytes, tensors_from
+from .packing import pack, packed_bytes, unpack
 
 Shares = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
+class MaskedWeight:
+    """A weight edge in a ring of `bits` bits: what has one mask for a session."""
+
+    name: str
+    bits: int = 64
+
+    @property
+    def label(self) -> str:
+        return f"weight {self.name}" if self.bits == 64 else f"weight {self.name} modulo 2**{self.bits}"
+
+
+@dataclass(frozen=True)
 class Part:
-    """One tensor of a correlation. xor: shares combine by XOR, else by addition. without: a rank that holds zero."""
+    """One tensor of a correlation. xor: shares combine by XOR, else by addition. without: a rank that holds zero.
+
+    bits: how many of each element count, where that is less than its type has; a correction has no more on the wire.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -30,10 +47,11 @@ class Part:
     xor: bool = False
     bound: bool = False
     without: int | None = None
+    bits: int | None = None
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return packed_bytes(math.prod(self.shape), self.bits or 8 * self.dtype.itemsize)
 
 
 class Correlation(ABC):
@@ -44,15 +62,37 @@ class Correlation(ABC):
 
     @abstractmethod
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The values of the bound parts, from all parties' shares of the free ones.
 
-        weights: the masks of session weights by name (FixedProduct only).
+        weights: the session-wide masks of weights (FixedProduct only).
         """
 
     def correction_bytes(self) -> int:
         return sum(p.nbytes for p in self.parts() if p.bound)
+
+    def write_correction(self, values: Mapping[str, torch.Tensor]) -> bytes:
+        """The bound parts as one payload, from the values of rank 0's shares."""
+        return b"".join(
+            pack(values[p.name], p.bits) if p.bits else tensor_bytes([values[p.name]])
+            for p in self.parts()
+            if p.bound
+        )
+
+    def read_correction(self, payload: memoryview) -> dict[str, torch.Tensor]:
+        """Rank 0's shares of the bound parts. The payload has correction_bytes, which its Link has checked."""
+        out, offset = {}, 0
+        for p in self.parts():
+            if not p.bound:
+                continue
+            piece = payload[offset : offset + p.nbytes]
+            offset += p.nbytes
+            if p.bits:
+                out[p.name] = unpack(piece, p.shape, p.bits, p.dtype)
+            else:
+                out[p.name] = tensors_from(piece, [torch.empty(p.shape, dtype=p.dtype)])[0]
+        return out
 
 
 def combine(shares: Shares, xor: bool) -> torch.Tensor:
@@ -65,19 +105,24 @@ def combine(shares: Shares, xor: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Product(Correlation):
-    """Beaver triple c = op(a, b): CrypTen's `additive`. op: mul, matmul, conv1d, conv2d, conv_transpose1d or 2d."""
+    """Beaver triple c = op(a, b): CrypTen's `additive`. op: mul, matmul, conv1d, conv2d, conv_transpose1d or 2d.
+
+    bits: the ring, Z_2^bits.
+    """
 
     op: str
     left: tuple[int, ...]
     right: tuple[int, ...]
     result: tuple[int, ...]
     options: tuple[tuple[str, Any], ...] = ()
+    bits: int = 64
 
     def parts(self) -> tuple[Part, ...]:
-        return (Part("a", self.left), Part("b", self.right), Part("c", self.result, bound=True))
+        bits = self.bits if self.bits < 64 else None
+        return (Part("a", self.left), Part("b", self.right), Part("c", self.result, bound=True, bits=bits))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         a, b = combine(free["a"], False), combine(free["b"], False)
         return {"c": ring.apply(self.op, a, b, dict(self.options))}
@@ -93,7 +138,7 @@ class Square(Correlation):
         return (Part("r", self.shape), Part("r2", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         return {"r2": r * r}
@@ -116,7 +161,7 @@ class And(Correlation):
         )
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return {"c": combine(free["a"], True) & combine(free["b"], True)}
 
@@ -131,7 +176,7 @@ class Wraps(Correlation):
         return (Part("r", self.shape), Part("theta", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return {"theta": ring.count_wraps(free["r"])}
 
@@ -147,7 +192,7 @@ class BitPair(Correlation):
         return (Part("binary", self.shape, self.dtype, xor=True), Part("arithmetic", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return {"arithmetic": (combine(free["binary"], True) & 1).long()}
 
@@ -168,7 +213,7 @@ class Truncation(Correlation):
         )
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         top = ring.logical_shift(r, 63)
@@ -200,7 +245,7 @@ class Masked(Correlation):
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         out = {}
@@ -239,7 +284,7 @@ class BorrowTree(Correlation):
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return {
             f"c{level}": combine(free[f"a{level}"], True) & combine(free[f"b{level}"], True)
@@ -261,12 +306,22 @@ class FixedProduct(Correlation):
     weight: str
     owner: int = 0
     options: tuple[tuple[str, Any], ...] = ()
+    bits: int = 64
+
+    @property
+    def mask(self) -> MaskedWeight:
+        """Which session-wide mask hides the weight: one for each ring that it is used in (R1)."""
+        return MaskedWeight(self.weight, self.bits)
 
     def parts(self) -> tuple[Part, ...]:
-        return (Part("A", self.left, without=self.owner), Part("c", self.result, bound=True))
+        bits = self.bits if self.bits < 64 else None
+        return (Part("A", self.left, without=self.owner), Part("c", self.result, bound=True, bits=bits))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[str, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        a = combine(free["A"], False)
-        return {"c": ring.apply(self.op, a, weights[self.weight], dict(self.options))}
+        return {"c": self.apply(combine(free["A"], False), weights[self.mask])}
+
+    def apply(self, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """op(a, w) modulo 2**bits."""
+        return ring.apply(self.op, a, w, dict(self.options))

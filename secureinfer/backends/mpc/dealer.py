@@ -12,8 +12,7 @@ import torch
 
 from ...errors import CorrelationError
 from ...transport.base import Address, Link
-from .communicator import tensor_bytes
-from .correlations import Correlation, combine
+from .correlations import Correlation, MaskedWeight, combine
 from .party import SESSION, Request
 from .randomness import NONCE_BYTES, Seed, agree_seed, fresh_nonce
 from .seeds import dealer_role
@@ -39,23 +38,23 @@ def draw(kind: Correlation, seed: Seed, rank: int, place: tuple[int, int, int]) 
     return parts
 
 
-def mask_of_weight(seed: Seed, weight: str, shape: Sequence[int]) -> torch.Tensor:
-    """The session-wide mask B of one weight, from its owner's seed: uniform over the whole ring."""
-    return seed.stream(SESSION, 0, 0, f"weight {weight}").tensor(shape)
+def mask_of_weight(seed: Seed, weight: MaskedWeight, shape: Sequence[int]) -> torch.Tensor:
+    """The session-wide mask B of one weight in one ring, from its owner's seed: uniform over the whole ring."""
+    return seed.stream(SESSION, 0, 0, weight.label).tensor(shape)
 
 
 class Dealer:
     """One session's dealer.
 
-    requests: what one inference asks for, in order, from tracing the program. weights: name -> shape of the weights that
-    have a session-wide mask, all owned by rank 0.
+    requests: what one inference asks for, in order, from tracing the program. weights: shapes of those that have a
+    session-wide mask, all owned by rank 0.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         requests: Sequence[Request],
-        weights: Mapping[str, tuple[int, ...]],
+        weights: Mapping[MaskedWeight, tuple[int, ...]],
         *,
         session_id: bytes,
         manifest_digest: str,
@@ -66,7 +65,7 @@ class Dealer:
         self._session_id = session_id
         self._manifest_digest = manifest_digest
         self.seeds: list[Seed] = []
-        self._masks: dict[str, torch.Tensor] = {}
+        self._masks: dict[MaskedWeight, torch.Tensor] = {}
         self._next = 0
 
     def agree(self, links: Mapping[str, Link]) -> None:
@@ -87,7 +86,7 @@ class Dealer:
         ]
         check_distinct(self.seeds)
         self._masks = {
-            name: mask_of_weight(self.seeds[0], name, shape) for name, shape in self._weights.items()
+            weight: mask_of_weight(self.seeds[0], weight, shape) for weight, shape in self._weights.items()
         }
 
     def deal(self, inference: int, link: Link) -> None:
@@ -100,19 +99,20 @@ class Dealer:
         for request in self.requests:
             correction = self.correction(inference, request)
             link.send(
-                Address("offline", inference, request.step, request.record + 1), tensor_bytes(correction)
+                Address("offline", inference, request.step, request.record + 1),
+                request.kind.write_correction(correction),
             )
         for seed in self.seeds:
             seed.forget(inference)
 
-    def correction(self, inference: int, request: Request) -> list[torch.Tensor]:
+    def correction(self, inference: int, request: Request) -> dict[str, torch.Tensor]:
         """Rank 0's shares of the bound parts of one record."""
         place = (inference, request.step, request.record)
         drawn = [draw(request.kind, seed, rank, place) for rank, seed in enumerate(self.seeds)]
         parts = request.kind.parts()
         free = {p.name: [d[p.name] for d in drawn] for p in parts if not p.bound}
         values = request.kind.bind(free, self._masks)
-        out = []
+        out = {}
         for part in parts:
             if not part.bound:
                 continue
@@ -121,7 +121,7 @@ class Dealer:
             if others:
                 rest = combine(others, part.xor)
                 value = value ^ rest if part.xor else value - rest
-            out.append(value.to(part.dtype).contiguous())
+            out[part.name] = value.to(part.dtype).contiguous()
         return out
 
     def erase(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +14,12 @@ from ...graph.int8 import quantized_nodes
 from ...graph.ir import MODEL_OWNER, Graph, Visibility
 from ...transport.base import Address, Clock, Link
 from ..base import Engine
-from . import generic, ring, runtime
-from .communicator import tensor_bytes, tensors_from
-from .correlations import FixedProduct
+from . import generic, runtime
+from .correlations import FixedProduct, MaskedWeight
 from .dealer import Dealer, draw, mask_of_weight
+from .fast import choices, matrices
 from .kernels import StepCall, encode_weight, lookup
+from .packing import pack, packed_bytes, unpack
 from .party import Opening, Party, Request
 from .randomness import Seed
 from .seeds import agree
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DealerEngine", "MpcEngine", "make_engine", "trace"]
 
-_ = generic  # importing it binds the kernels to their rows
+_ = generic, choices, matrices  # importing them binds the kernels to their rows
 
 
 def make_engine(
@@ -51,7 +53,9 @@ def make_engine(
     return MpcEngine(program, me, compute_parties, dealer, links, session_id, audit)
 
 
-def trace(program: Program, names: Sequence[str]) -> tuple[list[Request], dict[str, tuple[int, ...]]]:
+def trace(
+    program: Program, names: Sequence[str]
+) -> tuple[list[Request], dict[MaskedWeight, tuple[int, ...]]]:
     """Run the program on shapes alone.
 
     Returns the correlations that one inference asks for, in order, and the shapes of the weights with a session mask.
@@ -66,10 +70,10 @@ def trace(program: Program, names: Sequence[str]) -> tuple[list[Request], dict[s
     }
     with runtime.activate(party):
         runner.run(0, inputs)
-    weights: dict[str, tuple[int, ...]] = {}
+    weights: dict[MaskedWeight, tuple[int, ...]] = {}
     for request in party.requests:
         if isinstance(request.kind, FixedProduct):
-            weights.setdefault(request.kind.weight, program.graph.edge(request.kind.weight).shape)
+            weights.setdefault(request.kind.mask, program.graph.edge(request.kind.weight).shape)
     return party.requests, weights
 
 
@@ -171,7 +175,7 @@ class MpcEngine(Engine):
         self._requests, self._masked_weights = trace(program, names)
         self._runner = _Runner(program, self.party)
         self._seed: Seed | None = None
-        self._deltas: dict[str, torch.Tensor] = {}
+        self._deltas: dict[MaskedWeight, torch.Tensor] = {}
         self._next = 0
         if self.party.rank == 0:
             if program.weights is None:
@@ -191,18 +195,19 @@ class MpcEngine(Engine):
         party = self.party
         if self._seed is None:
             raise SessionError("setup has not agreed a seed")
-        for i, (name, shape) in enumerate(self._masked_weights.items()):
+        for i, (weight, shape) in enumerate(self._masked_weights.items()):
             address = Address("setup", 0, 0, i + 1)
             if party.rank == 0:
+                name = weight.name
                 encoded = self._encoded(name)
                 self._runner.encoded[name] = encoded
-                delta = encoded - mask_of_weight(self._seed, name, shape)
+                delta = encoded - mask_of_weight(self._seed, weight, shape)
                 for peer in party.communicator.peers():
-                    self._links[party.names[peer]].send(address, tensor_bytes([delta]))
+                    self._links[party.names[peer]].send(address, pack(delta, weight.bits))
             else:
-                like = torch.empty(shape, dtype=torch.int64)
-                payload = self._links[party.names[0]].receive(address, like.numel() * 8)
-                self._deltas[name] = tensors_from(payload, [like])[0]
+                size = packed_bytes(math.prod(shape), weight.bits)
+                payload = self._links[party.names[0]].receive(address, size)
+                self._deltas[weight] = unpack(payload, shape, weight.bits)
 
     def _encoded(self, name: str) -> torch.Tensor:
         edge = self.program.graph.edge(name)
@@ -221,17 +226,13 @@ class MpcEngine(Engine):
             kind = request.kind
             parts = draw(kind, self._seed, party.rank, (index, request.step, request.record))
             if party.rank == 0:
-                bound = [p for p in kind.parts() if p.bound]
-                like = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in bound]
                 payload = self._links[self._dealer].receive(
                     Address("offline", index, request.step, request.record + 1), kind.correction_bytes()
                 )
-                tensors = tensors_from(payload, [torch.empty(t.shape, dtype=t.dtype) for t in like])
-                parts.update({p.name: t for p, t in zip(bound, tensors, strict=True)})
+                parts.update(kind.read_correction(payload))
             elif isinstance(kind, FixedProduct):
                 # The share of op(x, W) of everyone but the owner does not depend on the input.
-                product = ring.apply(kind.op, parts["A"], self._deltas[kind.weight], dict(kind.options))
-                parts["c"] = parts["c"] + product
+                parts["c"] = parts["c"] + kind.apply(parts["A"], self._deltas[kind.mask])
             material[request.step, request.record] = (kind, parts)
         party.material[index] = material
         self._seed.forget(index)

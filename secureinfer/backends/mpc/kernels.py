@@ -12,7 +12,7 @@ from ...errors import SessionError
 from ...graph.int8 import dequantized, is_quantized
 from ...graph.ir import Edge, Node
 from . import ring
-from .catalog import CATALOG
+from .fast.catalog import CATALOG
 from .party import Party
 from .values import Operand, Share
 

@@ -18,7 +18,6 @@ import torch
 from ...errors import CorrelationError, WireError
 from ...transport.base import Address, Link
 from . import ring, runtime
-from .communicator import tensor_bytes, tensors_from
 from .correlations import And, BitPair, Correlation, Product, Square, Truncation, Wraps
 from .dealer import Dealer, draw
 from .party import Parts, Party, Request
@@ -153,10 +152,7 @@ def crypten_party(
         links[dealer].send(address, pack(kind))
         parts = draw(kind, seed, rank, (0, 0, record))
         if rank == 0:
-            bound = [p for p in kind.parts() if p.bound]
-            payload = links[dealer].receive(address, kind.correction_bytes())
-            like = [torch.empty(p.shape, dtype=p.dtype) for p in bound]
-            parts.update({p.name: t for p, t in zip(bound, tensors_from(payload, like), strict=True)})
+            parts.update(kind.read_correction(links[dealer].receive(address, kind.correction_bytes())))
         return parts
 
     party.ask = ask
@@ -192,7 +188,7 @@ def serve(
                 return dealt
             kind = unpack(asked[0])
             correction = dealer.correction(0, Request(0, dealt, kind))
-            links[names[0]].send(address, tensor_bytes(correction))
+            links[names[0]].send(address, kind.write_correction(correction))
             dealt += 1
     finally:
         dealer.erase()

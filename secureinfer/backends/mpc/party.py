@@ -16,6 +16,7 @@ from ...errors import CorrelationError
 from ...transport.base import Address, Link
 from .communicator import LinkCommunicator
 from .correlations import Correlation
+from .packing import pack, packed_bytes, unpack
 from .randomness import Seed, Stream, fresh_nonce
 
 SESSION = -1
@@ -151,6 +152,57 @@ class Party:
         opened: list[torch.Tensor] | None = self.communicator.reduce(list(tensors), rank, batched=True)
         self._what = ""
         return opened
+
+    def open_words(
+        self, words: Sequence[tuple[torch.Tensor, int]], what: str, xor: bool = False
+    ) -> list[torch.Tensor]:
+        """Open shares of k-bit words to all parties, as one frame each way: one round.
+
+        words: (shares, k). Only the low k bits are sent and count. The shares must be masked by the caller.
+        """
+        payload = b"".join(pack(x, bits) for x, bits in words)
+        opened = self._combined(self.communicator.exchange_bytes(payload), words, xor)
+        self._audited(opened, what)
+        return opened
+
+    def open_words_to(
+        self, words: Sequence[tuple[torch.Tensor, int]], rank: int, what: str
+    ) -> list[torch.Tensor] | None:
+        """Open shares of k-bit words to one rank: one message from each other party, one round. None at the others.
+
+        words: (shares, k), as for open_words.
+        """
+        if self.tracing:
+            return [torch.empty_like(x) for x, _ in words]
+        rows = self.communicator.bytes_to_one(b"".join(pack(x, bits) for x, bits in words), rank)
+        if rows is None:
+            return None
+        opened = self._combined(rows, words, xor=False)
+        self._audited(opened, what)
+        return opened
+
+    @staticmethod
+    def _combined(
+        rows: Sequence[memoryview], words: Sequence[tuple[torch.Tensor, int]], xor: bool
+    ) -> list[torch.Tensor]:
+        """The sum, modulo 2**k, or XOR of what each rank sent of each word."""
+        opened = []
+        offset = 0
+        for x, bits in words:
+            size = packed_bytes(x.numel(), bits)
+            total = torch.zeros_like(x)
+            for row in rows:
+                other = unpack(row[offset : offset + size], x.shape, bits, x.dtype)
+                total = total ^ other if xor else total + other
+            offset += size
+            opened.append(total & ((1 << bits) - 1) if bits < 64 and not xor else total)
+        return opened
+
+    def _audited(self, words: Sequence[torch.Tensor], what: str) -> None:
+        if self.audit is not None:
+            self._what = what
+            self._opened(words)
+            self._what = ""
 
     def _opened(self, words: Sequence[torch.Tensor]) -> None:
         if self.audit is not None:

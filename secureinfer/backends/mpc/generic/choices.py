@@ -135,7 +135,7 @@ def _amax(call: StepCall) -> Values:
     return [Share(maximum(call.party, rows.contiguous()).reshape(call.outputs[0].shape), x.scale)]
 
 
-def _windows(call: StepCall, x: torch.Tensor, pad_value: int) -> torch.Tensor:
+def pooling_windows(call: StepCall, x: torch.Tensor, pad_value: int) -> torch.Tensor:
     """Pooling windows of [N, C, H, W] as [N, C, oh, ow, kh * kw]; what lies outside holds pad_value (first party)."""
     (kh, kw), (sh, sw) = call.attr("kernel_size"), call.attr("stride")
     (ph, pw), (dh, dw) = call.attr("padding"), call.node.attrs.get("dilation", [1, 1])
@@ -155,14 +155,14 @@ def _windows(call: StepCall, x: torch.Tensor, pad_value: int) -> torch.Tensor:
 @kernel("max_pool2d.tournament")
 def _max_pool(call: StepCall) -> Values:
     x = call.share(0)
-    return [Share(maximum(call.party, _windows(call, x.tensor, _LOWEST)), x.scale)]
+    return [Share(maximum(call.party, pooling_windows(call, x.tensor, _LOWEST)), x.scale)]
 
 
 @kernel("avg_pool2d.public")
 def _avg_pool(call: StepCall) -> Values:
     """Sums of the windows, times one over what each window counts."""
     x = call.share(0)
-    total = Share(_windows(call, x.tensor, 0).sum(-1), x.scale)
+    total = Share(pooling_windows(call, x.tensor, 0).sum(-1), x.scale)
     counted = _counts(call, call.operands[0].edge.shape[-2:])
     return scaled_by(call, total, 1.0 / counted, ranges.constant_scale(call.scale, call.outputs[0]))
 

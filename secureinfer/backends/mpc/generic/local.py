@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ....graph.ops import OPS
+from .. import ring
 from ..catalog import PRIVATE_OPS, SHAPE_OPS
 from ..kernels import StepCall, kernel
 from ..values import Share
@@ -60,6 +61,8 @@ def _cast(call: StepCall) -> Values:
 def _reveal(call: StepCall) -> Values:
     """Every other party sends its shares of the declared outputs to each receiver, and to nobody else (R5).
 
+    Of each share only the bits of its edge's ring are sent.
+
     An output that one party holds in plain is shared first, for the receivers that do not hold it. Of three or more
     parties each hides its share by a sharing of zero, fresh for each receiver, who sees them one by one: z + w and z, with
     w added by one party to its own share, would tell w where the sums do not (R4). Of two, one share follows from the sum.
@@ -78,11 +81,12 @@ def _reveal(call: StepCall) -> Values:
         sent = [s.tensor for s in shares]
         if party.size > 2:
             sent = [t + party.zero_share(t.shape) for t in sent]
-        opened = party.open_to(sent, rank, "output")
+        widths = [call.operands[i].edge.ring_bits for i in hidden]
+        opened = party.open_words_to(list(zip(sent, widths, strict=True)), rank, "output")
         if opened is None:
             continue
-        for i, word, share in zip(hidden, opened, shares, strict=True):
-            out[i] = word.double() / float(1 << share.scale)
+        for i, word, share, bits in zip(hidden, opened, shares, widths, strict=True):
+            out[i] = ring.signed(word, bits).double() / float(1 << share.scale)
     edges = [o.edge for o in call.operands]
     return [
         None if value is None else value.to(getattr(torch, edge.dtype))

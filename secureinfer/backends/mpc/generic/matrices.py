@@ -17,14 +17,14 @@ def _finish(call: StepCall, product: torch.Tensor, scale: int, bias: int | None)
     if bias is not None and len(call.operands) > bias:
         operand = call.operands[bias]
         if operand.share is not None:
-            product = product + align(operand.share, scale).reshape(_bias_shape(call, operand.edge.shape))
+            product = product + align(operand.share, scale).reshape(bias_shape(call, operand.edge.shape))
         elif operand.plain is not None and not call.party.tracing:
             zero = torch.zeros(operand.edge.shape, dtype=torch.int64)
-            product = product + add_plain(call, zero, operand, scale).reshape(_bias_shape(call, zero.shape))
+            product = product + add_plain(call, zero, operand, scale).reshape(bias_shape(call, zero.shape))
     return [Share(protocols.truncate(call.party, product, scale - call.scale), call.scale)]
 
 
-def _bias_shape(call: StepCall, shape: tuple[int, ...]) -> tuple[int, ...]:
+def bias_shape(call: StepCall, shape: tuple[int, ...]) -> tuple[int, ...]:
     if call.node.op != "convolution":
         return tuple(shape)
     return (1, shape[0], *([1] * (len(call.outputs[0].shape) - 2)))
@@ -39,7 +39,7 @@ def _bias(call: StepCall) -> int | None:
     return 2 if len(call.operands) > 2 + is_quantized(call.node) else None
 
 
-def _options(call: StepCall) -> tuple[str, dict[str, object]]:
+def ring_options(call: StepCall) -> tuple[str, dict[str, object]]:
     """The ring operation of a node and its options."""
     if call.node.op != "convolution":
         return call.node.op, {}
@@ -51,7 +51,7 @@ def _options(call: StepCall) -> tuple[str, dict[str, object]]:
 
 
 def _weight(call: StepCall) -> Values:
-    op, options = _options(call)
+    op, options = ring_options(call)
     x = call.share(0)
     product = fixed_product(call, x.tensor, call.operands[1], op, call.outputs[0].shape, **options)
     return _finish(call, product, _scale(call), _bias(call))
@@ -62,7 +62,7 @@ for _name in ("matmul.weight", "linear.weight", "convolution.weight"):
 
 
 def _public(call: StepCall) -> Values:
-    op, options = _options(call)
+    op, options = ring_options(call)
     tensors = []
     for i, operand in enumerate(call.operands[:2]):
         if operand.is_public and operand.plain is not None:
@@ -78,7 +78,7 @@ for _name in ("matmul.public", "linear.public", "convolution.public"):
 
 
 def _beaver(call: StepCall) -> Values:
-    op, options = _options(call)
+    op, options = ring_options(call)
     a, b = call.share(0).tensor, call.share(1).tensor
     if op == "linear":
         op, b = "matmul", b.t().contiguous()

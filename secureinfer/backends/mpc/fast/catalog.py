@@ -1,0 +1,252 @@
+"""The fast MPC kernels as declarations, before the generic ones: windows, tables, one opening for a cut and a comparison.
+
+Pure: no cryptography is imported. The building blocks' formulas are in costs.py; the conformance suite holds every kernel
+to its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ....graph.ir import MODEL_OWNER, Edge, Visibility
+from ....plan.spec import Cost, KernelSpec, Registry, StepContext
+from .. import ranges, windows
+from ..catalog import CATALOG as GENERIC
+from . import costs
+from .lowering import lower, product_scale
+
+_ROWS: list[KernelSpec] = []
+
+
+Formula = Callable[[StepContext], Cost]
+Bound = Callable[[StepContext], float]
+Accept = Callable[[StepContext], str | None]
+
+
+def _row(op: str, name: str, accepts: Accept, cost: Formula, error: Bound, source: str) -> None:
+    _ROWS.append(KernelSpec(op, name, "mpc", accepts, cost, error, source))
+
+
+def _unit(c: StepContext) -> float:
+    return 2.0 ** -int(c.options["precision_bits"])
+
+
+def _n(c: StepContext) -> int:
+    return c.outputs[0].numel
+
+
+def _shared(c: StepContext) -> str | None:
+    return None if c.outputs[0].visibility is Visibility.SHARED else "the result is not shared"
+
+
+def _float(c: StepContext) -> str | None:
+    """A shared float with a known bound, or a raw one."""
+    if not c.inputs[0].dtype.startswith("float"):
+        return f"the operand is {c.inputs[0].dtype}; this kernel takes floats"
+    return _shared(c)
+
+
+# -- cutting
+
+
+def _cut(c: StepContext) -> int:
+    return c.inputs[0].scale - c.outputs[0].scale
+
+
+def _rescale(c: StepContext) -> str | None:
+    return _shared(c) or (None if _cut(c) >= 0 else "the result has more fraction bits than the operand")
+
+
+def _rescale_cost(c: StepContext) -> Cost:
+    k, cut = windows.window(c.inputs[0]), _cut(c)
+    if c.node.attrs["exact"] and cut:
+        return costs.window(c.parties, _n(c), k, cut=cut, compared=cut, thresholds=1, signed=False)
+    return costs.window(c.parties, _n(c), k, cut=cut)
+
+
+_TRUNCATION = "Escudero et al., CRYPTO 2020, section 4, in a window"
+_row("rescale", "rescale.window", _rescale, _rescale_cost, _unit, _TRUNCATION)
+
+# -- comparisons and choices
+
+_TABLES = "PROTOCOLS: comparison from one opening, by dealt tables"
+
+
+def difference_bits(c: StepContext) -> int:
+    """Window of the difference of two operands, at the greater scale of both."""
+    left, right = c.inputs
+    if left.bound is None or right.bound is None:
+        return 64
+    return windows.width_of(left.bound + right.bound + 1, max(left.scale, right.scale))
+
+
+def _compare_cost(thresholds: int) -> Formula:
+    def cost(c: StepContext) -> Cost:
+        k = difference_bits(c)
+        return costs.window(c.parties, _n(c), k, compared=k - 1, thresholds=thresholds)
+
+    return cost
+
+
+def _exact(c: StepContext) -> float:
+    return 0.0
+
+
+for _op, _thresholds in (("lt", 1), ("le", 1), ("gt", 1), ("ge", 1), ("eq", 2), ("ne", 2)):
+    _row(_op, f"compare.window.{_op}", _shared, _compare_cost(_thresholds), _exact, _TABLES)
+
+
+def _gated_cost(c: StepContext, thresholds: int) -> Cost:
+    k, cut = windows.window(c.inputs[0]), _cut(c)
+    return costs.window(c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=True)
+
+
+def _rectify(c: StepContext) -> str | None:
+    return _float(c) or (None if _cut(c) >= 0 else "the result has more fraction bits than the operand")
+
+
+_row("relu", "relu.window", _rectify, lambda c: _gated_cost(c, 1), _unit, _TABLES)
+_row("abs", "abs.window", _rectify, lambda c: _gated_cost(c, 1), lambda c: 3 * _unit(c), _TABLES)
+
+
+def clamp_thresholds(c: StepContext) -> list[int]:
+    low, high = ranges.clamp_limits(c.node.attrs, c.inputs[0].scale)
+    return [v for v in (low, high) if v is not None]
+
+
+def _clamp(c: StepContext) -> str | None:
+    limits = clamp_thresholds(c)
+    if not limits:
+        return "nothing is limited"
+    if max(map(abs, limits)) >= 1 << (windows.window(c.inputs[0]) - 3):
+        return "a limit lies beyond the operand's range"
+    low, high = c.node.attrs["min"], c.node.attrs["max"]
+    if low is not None and high is not None and low > high:
+        return "the lower limit is above the upper one"
+    return _rectify(c)
+
+
+_row("clamp", "clamp.window", _clamp, lambda c: _gated_cost(c, len(clamp_thresholds(c))),
+     lambda c: 4 * _unit(c), _TABLES)  # fmt: skip
+
+
+def maximum_bits(edge: Edge) -> int:
+    """Window of the difference of two values of one edge, or of one and a padded place."""
+    return 64 if edge.bound is None else windows.width_of(2 * edge.bound + 1, edge.scale)
+
+
+def _amax(c: StepContext) -> str | None:
+    if _n(c) and c.inputs[0].numel == 0:
+        return "a maximum over nothing"
+    return _shared(c)
+
+
+def _amax_cost(c: StepContext) -> Cost:
+    rows = _n(c)
+    if not rows:
+        return Cost()
+    pairs = ranges.tournament(c.inputs[0].numel // rows)
+    return costs.maximum(c.parties, rows, pairs, maximum_bits(c.inputs[0]))
+
+
+def _max_pool(c: StepContext) -> str | None:
+    if len(c.inputs[0].shape) != 4:
+        return f"the operand has {len(c.inputs[0].shape)} dimensions; this kernel takes [N, C, H, W]"
+    return _shared(c)
+
+
+def _max_pool_cost(c: StepContext) -> Cost:
+    size = c.node.attrs["kernel_size"]
+    pairs = ranges.tournament(int(size[0]) * int(size[1]))
+    return costs.maximum(c.parties, _n(c), pairs, maximum_bits(c.inputs[0]))
+
+
+_row("amax", "amax.window", _amax, _amax_cost, _exact, "a tournament; " + _TABLES)
+_row("max_pool2d", "max_pool2d.window", _max_pool, _max_pool_cost, _exact, "a tournament; " + _TABLES)
+
+# -- products, raw
+
+
+def _raw(c: StepContext) -> str | None:
+    """The result keeps the scale of both factors."""
+    if c.outputs[0].scale != product_scale(c.node, list(c.inputs)):
+        return "the result is not raw"
+    return _shared(c)
+
+
+def _is_weight(edge: Edge) -> bool:
+    return edge.visibility is Visibility.PRIVATE and edge.owner == MODEL_OWNER
+
+
+def _weight(c: StepContext) -> str | None:
+    if reason := _raw(c):
+        return reason
+    return None if _is_weight(c.inputs[1]) else "the right operand is not a weight of the model owner"
+
+
+def _public(c: StepContext) -> str | None:
+    if reason := _raw(c):
+        return reason
+    public = any(e.visibility is Visibility.PUBLIC for e in c.inputs[:2])
+    return None if public else "no operand is public"
+
+
+def _convolution(c: StepContext) -> str | None:
+    if c.node.op == "convolution" and len(c.inputs[0].shape) not in (3, 4):
+        return f"{len(c.inputs[0].shape) - 2} spatial dimensions; convolutions of one or two are supported"
+    return None
+
+
+def _ring(c: StepContext) -> int:
+    return c.outputs[0].ring_bits
+
+
+def _weight_cost(c: StepContext) -> Cost:
+    return costs.fixed_product(c.parties, c.inputs[0].numel, _n(c), c.inputs[1], _ring(c))
+
+
+def _beaver_cost(c: StepContext) -> Cost:
+    return costs.product(c.parties, c.inputs[0].numel, c.inputs[1].numel, _n(c), _ring(c))
+
+
+def _product_error(c: StepContext) -> float:
+    """Exact, but that a quantised weight's scale is rounded to an 11-bit factor: a part in 1024 of the weight."""
+    if not c.node.attrs.get("quantized"):
+        return 2.0 ** -c.outputs[0].scale
+    return (c.outputs[0].bound or 0.0) * 2.0**-9
+
+
+_FIXED = "PROTOCOLS: linear layer, weights known to S, in a window, for any number of parties"
+for _op in ("linear", "matmul", "convolution"):
+    _row(
+        _op,
+        f"{_op}.window.weight",
+        lambda c: _convolution(c) or _weight(c),
+        _weight_cost,
+        _product_error,
+        _FIXED,
+    )
+    _row(_op, f"{_op}.window.public", lambda c: _convolution(c) or _public(c), lambda c: Cost(), _product_error,
+         "local product")  # fmt: skip
+    _row(_op, f"{_op}.window.beaver", lambda c: _convolution(c) or _raw(c), _beaver_cost, _product_error,
+         "Beaver, CRYPTO 1991, in a window")  # fmt: skip
+
+
+def _ids(c: StepContext) -> str | None:
+    ids = c.inputs[0]
+    if ids.visibility is not Visibility.PRIVATE or ids.owner == MODEL_OWNER:
+        return (
+            "the ids do not belong to a data owner, so a one-hot vector cannot be made without opening them"
+        )
+    return _weight(c)
+
+
+def _embedding_cost(c: StepContext) -> Cost:
+    ids, table = c.inputs[:2]
+    return costs.fixed_product(c.parties, ids.numel * table.shape[0], _n(c), table, _ring(c))
+
+
+_row("embedding", "embedding.window.one_hot", _ids, _embedding_cost, lambda c: _unit(c) / 2 + _product_error(c),
+     "PROTOCOLS: private embedding in the table's ring; the ids are never opened")  # fmt: skip
+
+CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower)

@@ -1,0 +1,204 @@
+"""What one opening of a k-bit window gives: the value without its low bits, comparisons, and values gated by them.
+
+c = x + 2**(k-2) + r modulo 2**k is public, r is dealt and uniform. Everything dealt about r comes from one record (R1).
+Threat model: semi-honest parties, of whom at least one is honest, and a dealer that colludes with nobody.
+
+Truncation: Escudero et al. (CRYPTO 2020), section 4, in a window of k bits, with output shares in the 64-bit ring.
+Comparison: [x >= t] = 1 ^ msb(u) ^ msb(r) ^ [u mod 2**(k-1) < r mod 2**(k-1)] with u = x - t + r; see tables.py.
+Gates: with a dealt random bit b, z = [x >= t] ^ b is opened (one bit); [x >= t] and [x >= t] (x / 2**cut) are then linear
+in dealt shares of b and of b times what truncation deals, so that no product follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import ring, windows
+from ..correlations import Correlation, MaskedWeight, Part, Shares, combine
+from ..party import Parts, Party
+from . import tables
+
+
+@dataclass(frozen=True)
+class Window(Correlation):
+    """A mask modulo 2**bits and what is dealt about it.
+
+    cut: bits that a truncation cuts; None where the value itself is not needed. low, high: bits low..high-1 are
+    compared, none where they are equal; with high = bits - 1 it is a comparison of the whole value, without the low bits.
+    thresholds: comparisons. gate: each comparison also multiplies the truncated value.
+    """
+
+    shape: tuple[int, ...]
+    bits: int
+    cut: int | None = None
+    low: int = 0
+    high: int = 0
+    thresholds: int = 0
+    gate: bool = False
+
+    @property
+    def signed(self) -> bool:
+        """Whether the mask's top bit takes part: a comparison of the whole value."""
+        return self.thresholds > 0 and self.high == self.bits - 1
+
+    @property
+    def top_bits(self) -> int:
+        """Bits of the top bit's shares that matter: it is multiplied by 2**(bits - cut)."""
+        return min(64, 64 - self.bits + (self.cut or 0))
+
+    def parts(self) -> tuple[Part, ...]:
+        many = (self.thresholds, *self.shape)
+        parts = [Part("r", self.shape, torch.int32 if self.bits <= 32 else torch.int64)]
+        top = 8 * ((self.top_bits + 7) // 8)
+        if self.cut is not None:
+            parts.append(Part("quotient", self.shape, bound=True))
+            if top:
+                parts.append(Part("top", self.shape, bound=True, bits=top))
+        if self.thresholds:
+            chunks = windows.chunks(self.high - self.low)
+            parts.append(Part("tables", (chunks, *self.shape), torch.int32, xor=True, bound=True))
+            parts.append(Part("b", many, torch.uint8, xor=True))
+            parts.append(Part("bit", many, bound=True))
+            if self.signed:
+                parts.append(Part("sign", self.shape, torch.uint8, xor=True, bound=True, bits=1))
+            if self.gate:
+                parts.append(Part("bit_quotient", many, bound=True))
+                if top:
+                    parts.append(Part("bit_top", many, bound=True, bits=top))
+        return tuple(parts)
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        r = combine(free["r"], False).long() & _mask(self.bits)
+        quotient, top = ring.logical_shift(r, self.cut or 0), ring.logical_shift(r, self.bits - 1)
+        out = {"quotient": quotient, "top": top}
+        if self.thresholds:
+            bit = (combine(free["b"], True) & 1).long()
+            out["tables"] = tables.chunk_tables(r, self.low, self.high)
+            out |= {"bit": bit, "sign": top.to(torch.uint8)}
+            out |= {"bit_quotient": bit * quotient, "bit_top": bit * top}
+        names = {p.name for p in self.parts()}
+        return {name: value for name, value in out.items() if name in names}
+
+
+def _mask(bits: int) -> int:
+    return (1 << bits) - 1 if bits < 64 else -1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The public c of one window, in [0, 2**bits) (64 bits: signed), and this party's parts."""
+
+    kind: Window
+    c: torch.Tensor
+    parts: Parts
+
+
+def open_window(p: Party, x: torch.Tensor, kind: Window) -> Opened:
+    """Open x + 2**(bits-2) + r in the window: bits / 8 bytes an element, one round. x: share with |x| < 2**(bits-2)."""
+    parts = p.take(kind)
+    if p.tracing:
+        return Opened(kind, torch.empty_like(x), parts)
+    masked = x + parts["r"]
+    if p.first:
+        masked += 1 << (kind.bits - 2)
+    (c,) = p.open_words([(masked, kind.bits)], "window")
+    return Opened(kind, c, parts)
+
+
+def truncated(p: Party, opened: Opened) -> torch.Tensor:
+    """Share of x / 2**cut in the 64-bit ring, rounded at random without bias; no communication."""
+    return _affine(p, opened, opened.parts["quotient"], opened.parts.get("top"), None)
+
+
+def _affine(
+    p: Party,
+    opened: Opened,
+    quotient: torch.Tensor,
+    top: torch.Tensor | None,
+    factor: torch.Tensor | None,
+) -> torch.Tensor:
+    """c / 2**cut - quotient + top [c has no top bit] 2**(bits-cut) less the offset. factor: shares of what multiplies c."""
+    kind = opened.kind
+    if p.tracing:
+        return torch.empty_like(quotient)
+    cut = kind.cut or 0
+    public = ring.logical_shift(opened.c, cut) - (1 << (kind.bits - 2 - cut))
+    out = -quotient
+    if top is not None:
+        wrapped = 1 - ring.logical_shift(opened.c, kind.bits - 1)
+        out += (top.long() * wrapped) << (kind.bits - cut)
+    if factor is not None:
+        out += factor * public
+    elif p.first:
+        out += public
+    return out
+
+
+def _reached(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tensor:
+    """Public z = [x >= t] ^ b for each threshold, uint8 [thresholds, *shape]: at most two rounds and one for z."""
+    kind, parts = opened.kind, opened.parts
+    c = opened.c - (1 << (kind.bits - 2))  # of x alone
+    t = torch.tensor(list(thresholds), dtype=torch.int64, device=c.device)
+    u = c.unsqueeze(0) - t.reshape(-1, *([1] * c.dim()))
+    less, equal = tables.look_up(parts["tables"].unsqueeze(1), u, kind.low, kind.high)
+    hidden = tables.borrow(p, less, equal) ^ (parts["b"] & 1) ^ (parts["sign"] & 1)
+    if p.first:
+        hidden = hidden ^ 1 ^ ring.logical_shift(u, kind.bits - 1).to(torch.uint8) & 1
+    (z,) = p.open_words([(hidden, 1)], "bit", xor=True)
+    return z
+
+
+def at_least(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tensor:
+    """Shares of [x >= t] for each threshold, scale 0: int64 [thresholds, *shape]."""
+    if p.tracing:
+        return _trace(p, opened)
+    z = _reached(p, opened, thresholds).long()
+    return _chosen(p, z, opened.parts["bit"])
+
+
+def gated(p: Party, opened: Opened, thresholds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares of [x >= t], and of [x >= t] (x / 2**cut), for each threshold: int64 [thresholds, *shape] both."""
+    if p.tracing:
+        out = _trace(p, opened)
+        return out, torch.empty_like(out)
+    parts = opened.parts
+    z = _reached(p, opened, thresholds).long()
+    value = truncated(p, opened)
+    product = _affine(p, opened, parts["bit_quotient"], parts.get("bit_top"), parts["bit"])
+    # [x >= t] = z + (1 - 2 z) b
+    return _chosen(p, z, parts["bit"]), torch.where(z.bool(), value - product, product)
+
+
+def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
+    """Share of floor(x / 2**cut): the random rounding taken back by a comparison of the low bits; for what is revealed (R5).
+
+    opened: with low = 0, high = cut and one threshold. One round for up to 16 bits, and one for the carry.
+    """
+    if p.tracing:
+        _trace(p, opened)
+        return torch.empty_like(opened.c)
+    parts, kind = opened.parts, opened.kind
+    less, equal = tables.look_up(parts["tables"].unsqueeze(1), opened.c.unsqueeze(0), kind.low, kind.high)
+    hidden = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
+    (z,) = p.open_words([(hidden, 1)], "carry", xor=True)
+    return truncated(p, opened) - _chosen(p, z.long(), parts["bit"])[0]
+
+
+def _chosen(p: Party, z: torch.Tensor, bit: torch.Tensor) -> torch.Tensor:
+    """Share of z ^ b."""
+    out = torch.where(z.bool(), -bit, bit)
+    return out + z if p.first else out
+
+
+def _trace(p: Party, opened: Opened) -> torch.Tensor:
+    kind = opened.kind
+    many = (kind.thresholds, *kind.shape)
+    chunks = windows.chunks(kind.high - kind.low)
+    empty = torch.empty((chunks, *many), dtype=torch.uint8, device="meta")
+    tables.borrow(p, empty, empty)
+    return torch.empty(many, dtype=torch.int64, device="meta")

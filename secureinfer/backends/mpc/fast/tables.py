@@ -1,0 +1,157 @@
+"""Dealt truth tables: comparison of a public number with a mask by look-ups, and the merge of its chunks.
+
+[c < r] for public c and a dealt mask r: for each 4-bit chunk D deals XOR-shares of two 16-entry bit tables, of [j < r_i]
+and [j = r_i]; looking c_i up needs no communication. Neighbouring chunks then merge like carries, (g, p) with
+g = g_hi ^ p_hi g_lo and p = p_hi p_lo: up to four at a time in one round, by a dealt truth table of the masked bits
+(a one-time truth table). So a comparison of up to 16 bits takes one round, of up to 64 bits two.
+
+Sources: Ishai, Kushilevitz, Meldgaard, Orlandi and Paskin-Cherniavsky, "On the power of correlated randomness in secure
+computation" (TCC 2013), section 3, for truth tables; Catrina and de Hoogh (SCN 2010) for comparison with a mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..correlations import Correlation, MaskedWeight, Part, Shares, combine
+from ..party import Party
+from ..windows import CHUNK_BITS, group_shape
+
+_INDEX_DTYPES = {4: torch.uint8, 8: torch.uint8, 16: torch.int16, 64: torch.int64}
+"""Type of a truth table by its number of entries."""
+
+
+def chunk(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """The 4-bit chunks of bits low..high-1 of x, lowest first, in a new first dimension: int32, 0 to 15."""
+    shifts = torch.arange(low, high, CHUNK_BITS, device=x.device).reshape(-1, *([1] * x.dim()))
+    chunks = (x.unsqueeze(0) >> shifts) & ((1 << CHUNK_BITS) - 1)
+    spare = (high - low) % CHUNK_BITS
+    if spare and len(chunks):
+        chunks[-1] &= (1 << spare) - 1
+    return chunks.int()
+
+
+def chunk_tables(r: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """int32 [chunks, *shape]: bit j is [j < r_i], bit 16 + j is [j = r_i]."""
+    one = torch.ones((), dtype=torch.int64, device=r.device)
+    chunks = chunk(r, low, high).long()
+    return (((one << chunks) - 1) | (one << (chunks + 16))).int()
+
+
+def look_up(tables: torch.Tensor, c: torch.Tensor, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """XOR-shares (uint8, lowest bit) of [c_i < r_i] and [c_i = r_i] for each chunk of the public c."""
+    chunks = chunk(c, low, high)
+    less = (tables >> chunks) & 1
+    equal = (tables >> (chunks + 16)) & 1
+    return less.to(torch.uint8), equal.to(torch.uint8)
+
+
+@functools.cache
+def _truth(bits: int, last: bool) -> torch.Tensor:
+    """Row rho of a table over `bits` masked bits: bit j is f(j ^ rho).
+
+    last: f is the conjunction of all bits; else the carry into the top of (bits + 2) / 2 chunks, whose own g is added
+    outside: with s = (bits + 2) / 2, bits 0..s-2 are g_0..g_(s-2), bits s-1..2s-3 are p_1..p_(s-1).
+    """
+    count = 1 << bits
+    values = []
+    for j in range(count):
+        if last:
+            values.append(j == count - 1)
+            continue
+        s = (bits + 2) // 2
+        g, p = [(j >> i) & 1 for i in range(s - 1)], [(j >> (s - 1 + i)) & 1 for i in range(s - 1)]
+        carry = 0
+        for i in range(s - 1):
+            carry = (carry ^ g[i]) & p[i]
+        values.append(bool(carry))
+    rows = []
+    for rho in range(count):
+        word = sum(1 << j for j in range(count) if values[j ^ rho])
+        rows.append(word - (1 << 64) if word >= 1 << 63 else word)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Merge(Correlation):
+    """Truth tables that merge `size` neighbouring chunks (2 to 4) in each of `groups` groups of every element.
+
+    propagate: also the conjunction of the p, for a merge that follows.
+    """
+
+    shape: tuple[int, ...]
+    groups: int
+    size: int
+    propagate: bool
+
+    def parts(self) -> tuple[Part, ...]:
+        shape = (self.groups, *self.shape)
+        carry = _INDEX_DTYPES[1 << (2 * self.size - 2)]
+        parts = [
+            Part("index", shape, torch.uint8, xor=True),
+            Part("carry", shape, carry, xor=True, bound=True),
+        ]
+        if self.propagate:
+            parts.append(Part("all", shape, _INDEX_DTYPES[1 << self.size], xor=True, bound=True))
+        return tuple(parts)
+
+    def bind(
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        rho = combine(free["index"], True).long()
+        width = 2 * self.size - 2
+        out = {"carry": _truth(width, False).to(rho.device)[rho & ((1 << width) - 1)]}
+        if self.propagate:
+            index = (rho >> (self.size - 1)) & ((1 << self.size) - 1)
+            out["all"] = _truth(self.size, True).to(rho.device)[index]
+        return {name: value.to(_dtype(self, name)) for name, value in out.items()}
+
+
+def _dtype(kind: Merge, name: str) -> torch.dtype:
+    return next(p.dtype for p in kind.parts() if p.name == name)
+
+
+def borrow(p: Party, less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
+    """XOR-share (uint8, lowest bit) of [c < r] from its chunks, [chunks, *shape]: one round for up to 4, two up to 16."""
+    while less.shape[0] > 1:
+        groups, size = group_shape(less.shape[0])
+        less, equal = _merge(p, _grouped(less, groups, size), _grouped(equal, groups, size), groups > 1)
+    return less[0]
+
+
+def _grouped(bits: torch.Tensor, groups: int, size: int) -> torch.Tensor:
+    """[size, groups, *shape]; where the chunks do not fill the groups, zeros are put below them, which carry nothing."""
+    missing = groups * size - bits.shape[0]
+    if missing:
+        bits = torch.cat([torch.zeros_like(bits[:1]).expand(missing, *bits.shape[1:]), bits])
+    return bits.reshape(groups, size, *bits.shape[1:]).transpose(0, 1)
+
+
+def _merge(
+    p: Party, less: torch.Tensor, equal: torch.Tensor, propagate: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size, groups = less.shape[0], less.shape[1]
+    kind = Merge(tuple(less.shape[2:]), groups, size, propagate)
+    parts = p.take(kind)
+    if p.tracing:
+        return torch.empty_like(less[0]), torch.empty_like(less[0])
+    index = parts["index"]
+    for i in range(size - 1):
+        index = index ^ (less[i] << i) ^ (equal[i + 1] << (size - 1 + i))
+    if propagate:
+        index = index ^ (equal[0] << (2 * size - 2))
+    (opened,) = p.open_words([(index, 8)], "merge", xor=True)
+    low = opened & ((1 << (2 * size - 2)) - 1)
+    carry = less[size - 1] ^ (_entry(parts["carry"], low))
+    if not propagate:
+        return carry, carry
+    return carry, _entry(parts["all"], (opened >> (size - 1)) & ((1 << size) - 1))
+
+
+def _entry(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Bit `index` of each word, as uint8."""
+    return ((table >> index.to(table.dtype)) & 1).to(torch.uint8)
