@@ -95,7 +95,7 @@ def compile(
 def local_session(
     program: Program, *, timeout: float = 120.0, threads: int | None = None, network: str | None = None
 ) -> Session:
-    """Three real parties on this machine, over gRPC and mutual TLS, as a session to call: see session/local.py.
+    """Three real parties on this machine, over mutual TLS, as a session to call: see session/local.py.
 
     timeout: seconds that one message may take. threads: for computing at each party, default half of the cores.
     network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".

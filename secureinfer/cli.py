@@ -59,7 +59,7 @@ def demo(
 ) -> None:
     """Compare sentences privately with a pretrained MiniLM, between three parties on this machine.
 
-    A data owner, a model owner and a dealer run as separate processes that talk gRPC over mutual TLS. Prints
+    A data owner, a model owner and a dealer run as separate processes that talk over mutual TLS. Prints
     each pair's similarity, secure and in plaintext, and what the privacy cost.
 
     Example:  secureinfer demo --runs 5 --json > demo.json

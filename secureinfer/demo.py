@@ -49,7 +49,7 @@ def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
     inputs = tokenize(sentences, TOKENS, tokenizer_file())  # the data owner's side: ids never leave it
     with terminal.working("plaintext: the same sentences on this machine"):
         before = _plaintext(model, inputs)
-    with terminal.working("starting three parties: data owner, model owner, dealer (gRPC, mutual TLS)"):
+    with terminal.working("starting three parties: data owner, model owner, dealer (mutual TLS)"):
         session = api.local_session(program, network=network)
     with session:
         for i in range(runs):

@@ -28,7 +28,7 @@ def local_session(
     network: str | None = None,
     unsafe_trusted_first_party: bool = False,
 ) -> Session:
-    """A session between three parties on this machine, each a process of its own, over gRPC and mutual TLS.
+    """A session between three parties on this machine, each a process of its own, over mutual TLS.
 
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half

@@ -1,1 +1,1 @@
-"""Ordered byte channels between parties: one Link interface, an in-process and a gRPC implementation."""
+"""Ordered byte channels between parties: one Link interface, over TLS, over gRPC and inside a process."""

@@ -30,10 +30,10 @@ INLINE_BYTES = 1 << 20
 """Of one frame, what the sending thread writes itself where the socket takes it: encrypting costs about 0.5 ms."""
 RECORD_BYTES = 16 << 10
 """Of TLS. The header of a frame shares the first one with the payload."""
-PIECE_BYTES = 64 << 10
-"""What is given to TLS at once. It takes all of it or, where the socket is full, must be given the same again."""
-SLICE_BYTES = 4 * PIECE_BYTES
-"""What is copied into the queue at once."""
+PIECE_BYTES = 256 << 10
+"""What is given to TLS at once, and copied into the queue at once. TLS takes all of it or, where the socket is full, must be
+given the same again.
+"""
 
 STALL_SECONDS = 1.0
 """How late a thread of a busy process may be with its sign of life: loading torch holds the interpreter's lock."""
@@ -48,7 +48,7 @@ class TlsLink(FramedLink):
     """A Link on one TLS connection. tls_dial.dial and tls_listener.TlsListener make them.
 
     OpenSSL's connections are for one thread at a time, so that each call into it holds `_tls`; none of them waits, and
-    each moves little. Whoever has to wait polls the socket outside that lock.
+    each moves little (a piece out, a record of 16 KiB in). Whoever has to wait polls the socket outside that lock.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class TlsLink(FramedLink):
             self._sender = threading.Thread(target=self._send_queued, name=f"send-{self.peer}", daemon=True)
             self._sender.start()
         for part in parts:
-            for i in range(0, len(part), SLICE_BYTES):
-                copied = bytes(part[i : i + SLICE_BYTES])
+            for i in range(0, len(part), PIECE_BYTES):
+                copied = bytes(part[i : i + PIECE_BYTES])
                 with self._changed:
                     self._queue.append(copied)
                     self._changed.notify_all()
@@ -164,7 +164,7 @@ class TlsLink(FramedLink):
                 while done < len(view):
                     if self._ended is not None:
                         return
-                    count = self._write(view[done : done + PIECE_BYTES])
+                    count = self._write(view[done:])
                     if not count:
                         writable.poll(1000)
                     done += count
@@ -293,7 +293,7 @@ class TlsLink(FramedLink):
         with contextlib.suppress(OSError, ValueError):
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
             while time.monotonic() < stop and _ioctl(self._sock, termios.TIOCOUTQ):
-                if readable.poll(2) and not socket.socket.recv(self._sock, SLICE_BYTES):
+                if readable.poll(2) and not socket.socket.recv(self._sock, PIECE_BYTES):
                     break
         self._shut_down()
 

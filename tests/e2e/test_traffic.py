@@ -16,8 +16,8 @@ from secureinfer.session.local import LocalParties
 
 SHARE = 0.02
 CONSTANT_BYTES = {"setup": 60_000, "offline": 5_000, "online": 5_000}
-"""TLS records, HTTP/2 and gRPC framing cost less than 2 % of large frames. The constant, for one inference, is
-what small frames, pings and window updates add; in setup also the handshakes of four connections each way."""
+"""TLS records cost less than 2 % of large frames. The constant, for one inference, is
+what small frames and signs of life add; in setup also the handshakes of four connections each way."""
 
 WITNESS = "127.0.0.2"  # the proxies listen here, on the ports that the parties have on 127.0.0.1
 
