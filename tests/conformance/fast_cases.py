@@ -97,14 +97,31 @@ def _left(draw: Draw, kernel: str, shape: tuple[int, ...]) -> Operand:
     return Operand(values(draw, shape, -4, 4), kind, 4.0)
 
 
+def _int8(
+    op: str, x: Operand, shape: tuple[int, ...], bias: list[Operand], attrs: dict[str, Any], channels: int
+) -> Case:
+    """A quantised layer whose scales have 11 bits, so that their integer factors are exact."""
+    e = 12
+    scale = torch.randint(1, 2048, (channels,)).double() / 2**e
+    attrs = {**attrs, "quantized": True} | ({} if op == "embedding" else {"has_bias": bool(bias)})
+    bound = 4.0 * 64 * math.prod(shape) + 16
+    raw_scale = e if op == "embedding" else 16 + e
+    weight = torch.randint(-128, 128, shape, dtype=torch.int8)
+    operands = [x, Operand(weight, "weight", 128.0), *bias, Operand(scale.float(), "weight", 1.0, e)]
+    return Case(op, operands, attrs, "float32", bound, raw_scale, windows.width_of(bound, raw_scale))
+
+
 @case("linear.window.weight", "linear.window.public", "linear.window.beaver")
 def _linear(draw: Draw, kernel: str) -> Case:
     kind = _RIGHT[kernel.rpartition(".")[2]]
     inner = draw(st.integers(1, 9))
     rows = draw(st.sampled_from([(3,), (2, 2), (0,)])) if kind != "shared" else (3,)
-    operands = [_left(draw, kernel, (*rows, inner)), Operand(values(draw, (4, inner), -4, 4), kind, 4.0)]
+    x, bias = _left(draw, kernel, (*rows, inner)), []
     if draw(st.booleans()):
-        operands.append(Operand(values(draw, (4,), -9, 9), draw(st.sampled_from([kind, "public"])), 16.0))
+        bias = [Operand(values(draw, (4,), -9, 9), draw(st.sampled_from([kind, "public"])), 16.0)]
+    if kind == "weight" and draw(st.booleans()):
+        return _int8("linear", x, (4, inner), bias, {}, 4)
+    operands = [x, Operand(values(draw, (4, inner), -4, 4), kind, 4.0), *bias]
     return _product(draw, "linear", operands, {}, inner)
 
 
@@ -134,18 +151,20 @@ def _convolution(draw: Draw, kernel: str) -> Case:
         "transposed": False,
         "output_padding": [0] * dims,
     }
-    operands = [
-        _left(draw, kernel, (draw(st.integers(1, 2)), 2 * groups, *size)),
-        Operand(values(draw, (2 * groups, 2, *taps), -4, 4), kind, 4.0),
-    ]
+    x, bias = _left(draw, kernel, (draw(st.integers(1, 2)), 2 * groups, *size)), []
     if draw(st.booleans()):
-        operands.append(Operand(values(draw, (2 * groups,), -9, 9), kind, 16.0))
+        bias = [Operand(values(draw, (2 * groups,), -9, 9), kind, 16.0)]
+    if kind == "weight" and draw(st.booleans()):
+        return _int8("convolution", x, (2 * groups, 2, *taps), bias, attrs, 2 * groups)
+    operands = [x, Operand(values(draw, (2 * groups, 2, *taps), -4, 4), kind, 4.0), *bias]
     return _product(draw, "convolution", operands, attrs, 2 * math.prod(taps))
 
 
 @case("embedding.window.one_hot")
 def _embedding(draw: Draw, kernel: str) -> Case:
     ids = torch.randint(0, 11, draw(st.sampled_from([(5,), (2, 3), (0,)])))
+    if draw(st.booleans()):
+        return _int8("embedding", Operand(ids, "data", 11.0), (11, 3), [], {}, 3)
     table = Operand(values(draw, (11, 3), -4, 4), "weight", 4.0)
     ring = draw(st.sampled_from([windows.width_of(4.0, 16), 64]))
     return Case("embedding", [Operand(ids, "data", 11.0), table], {}, "float32", 4.0, 16, ring)

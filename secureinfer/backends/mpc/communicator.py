@@ -165,25 +165,19 @@ class LinkCommunicator:
         ]
 
     def exchange_bytes(self, payload: bytes) -> list[memoryview]:
-        """Send a payload to every peer as one frame and get theirs, which have the same size: one for each rank."""
+        """Send a payload to every peer as one frame, and get theirs, of the same size, in rank order."""
         address = self._address()
         for peer in self.peers():
             self._link(peer).send(address, payload)
-        return [
-            memoryview(payload) if rank == self.rank else self._link(rank).receive(address, len(payload))
-            for rank in range(len(self.names))
-        ]
+        return [self._link(peer).receive(address, len(payload)) for peer in self.peers()]
 
-    def bytes_to_one(self, payload: bytes | memoryview, dst: int) -> list[memoryview] | None:
-        """Send a payload to rank dst alone, which gets one for each rank; the others get None."""
+    def bytes_to_one(self, payload: bytes, dst: int, size: int) -> list[memoryview] | None:
+        """Send a payload of `size` bytes to rank dst alone, which gets every peer's in rank order; the others get None."""
         address = self._address()
         if self.rank != dst:
             self._link(dst).send(address, payload)
             return None
-        return [
-            memoryview(payload) if rank == dst else self._link(rank).receive(address, len(payload))
-            for rank in range(len(self.names))
-        ]
+        return [self._link(peer).receive(address, size) for peer in self.peers()]
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         self._send([tensor], dst, self._pair_address("to", dst))

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from . import ring, series
+from . import products, ring, series
 from .communicator import tensor_bytes, tensors_from
+from .costs import weight_label
 from .packing import pack, packed_bytes, unpack
 
 Shares = Sequence[torch.Tensor]
@@ -24,14 +25,18 @@ Shares = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class MaskedWeight:
-    """A weight edge in a ring of `bits` bits: what has one mask for a session."""
+    """A weight edge in a ring of `bits` bits: what has one mask for a session.
+
+    factored: an int8 weight times the integer factors of its channels, and not its value at the program's scale.
+    """
 
     name: str
     bits: int = 64
+    factored: bool = False
 
     @property
     def label(self) -> str:
-        return f"weight {self.name}" if self.bits == 64 else f"weight {self.name} modulo 2**{self.bits}"
+        return weight_label(self.name, self.bits, factored=self.factored)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Correlation(ABC):
 
     @abstractmethod
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         """The values of the bound parts, from all parties' shares of the free ones.
 
@@ -122,7 +127,7 @@ class Product(Correlation):
         return (Part("a", self.left), Part("b", self.right), Part("c", self.result, bound=True, bits=bits))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         a, b = combine(free["a"], False), combine(free["b"], False)
         return {"c": ring.apply(self.op, a, b, dict(self.options))}
@@ -138,7 +143,7 @@ class Square(Correlation):
         return (Part("r", self.shape), Part("r2", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         return {"r2": r * r}
@@ -161,7 +166,7 @@ class And(Correlation):
         )
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         return {"c": combine(free["a"], True) & combine(free["b"], True)}
 
@@ -176,7 +181,7 @@ class Wraps(Correlation):
         return (Part("r", self.shape), Part("theta", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         return {"theta": ring.count_wraps(free["r"])}
 
@@ -192,7 +197,7 @@ class BitPair(Correlation):
         return (Part("binary", self.shape, self.dtype, xor=True), Part("arithmetic", self.shape, bound=True))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         return {"arithmetic": (combine(free["binary"], True) & 1).long()}
 
@@ -213,7 +218,7 @@ class Truncation(Correlation):
         )
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         top = ring.logical_shift(r, 63)
@@ -245,7 +250,7 @@ class Masked(Correlation):
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False)
         out = {}
@@ -277,14 +282,14 @@ class BorrowTree(Correlation):
 
     def parts(self) -> tuple[Part, ...]:
         parts = []
-        for level, (dtype, products) in enumerate(TREE_LEVELS):
+        for level, (dtype, count) in enumerate(TREE_LEVELS):
             parts.append(Part(f"a{level}", self.shape, dtype, xor=True))
-            parts.append(Part(f"b{level}", (products, *self.shape), dtype, xor=True))
-            parts.append(Part(f"c{level}", (products, *self.shape), dtype, xor=True, bound=True))
+            parts.append(Part(f"b{level}", (count, *self.shape), dtype, xor=True))
+            parts.append(Part(f"c{level}", (count, *self.shape), dtype, xor=True, bound=True))
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         return {
             f"c{level}": combine(free[f"a{level}"], True) & combine(free[f"b{level}"], True)
@@ -307,21 +312,60 @@ class FixedProduct(Correlation):
     owner: int = 0
     options: tuple[tuple[str, Any], ...] = ()
     bits: int = 64
+    factored: bool = False
 
     @property
     def mask(self) -> MaskedWeight:
         """Which session-wide mask hides the weight: one for each ring that it is used in (R1)."""
-        return MaskedWeight(self.weight, self.bits)
+        return MaskedWeight(self.weight, self.bits, self.factored)
 
     def parts(self) -> tuple[Part, ...]:
         bits = self.bits if self.bits < 64 else None
         return (Part("A", self.left, without=self.owner), Part("c", self.result, bound=True, bits=bits))
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         return {"c": self.apply(combine(free["A"], False), weights[self.mask])}
 
-    def apply(self, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def apply(self, a: torch.Tensor, w: SessionWeight) -> torch.Tensor:
         """op(a, w) modulo 2**bits."""
-        return ring.apply(self.op, a, w, dict(self.options))
+        return w.apply(self.op, a, dict(self.options), self.bits)
+
+
+class SessionWeight:
+    """A right operand that serves a whole session: its limbs are made once for each operation that it is used in.
+
+    tensor: int64, or int8. bits: of its values with their sign, if fewer than 64.
+    """
+
+    def __init__(self, tensor: torch.Tensor, bits: int | None = None) -> None:
+        self.tensor = tensor
+        self._bits = bits
+        self._forms: dict[tuple[str, int], products.Factor] = {}
+
+    def apply(
+        self, op: str, a: torch.Tensor, options: Mapping[str, Any], ring_bits: int = 64
+    ) -> torch.Tensor:
+        """op(a, tensor) modulo 2**ring_bits; see ring.apply."""
+        w = self.tensor
+        if op == "linear":
+            return products.linear(a, self._form(op, 1), ring_bits)
+        if op == "matmul" and w.dim() == 2:
+            return products.matmul(a, self._form(op, 1), ring_bits)
+        if op in ("conv1d", "conv2d"):
+            groups = int(options.get("groups", 1))
+            return getattr(products, op)(a, self._form(op, groups), **options, ring_bits=ring_bits)  # type: ignore[no-any-return]
+        return ring.apply(op, a, w.long(), options)
+
+    def _form(self, op: str, groups: int) -> products.Factor:
+        key = (op, groups)
+        if key not in self._forms:
+            w, bits = self.tensor, self._bits
+            if op == "linear":
+                self._forms[key] = products.prepare_linear(w, bits)
+            elif op == "matmul":
+                self._forms[key] = products.prepare(w, bits)
+            else:
+                self._forms[key] = products.prepare_conv(w, groups, bits)
+        return self._forms[key]

@@ -73,9 +73,15 @@ def square(p: int, n: int) -> Cost:
     return exchange(p, WORD * n) + dealt(WORD * n)
 
 
+def weight_label(name: str, bits: int = 64, *, factored: bool = False) -> str:
+    """What tells the masked weights of a session apart: see correlations.MaskedWeight."""
+    ring = "" if bits == 64 else f" modulo 2**{bits}"
+    return f"weight {name}{' factored' if factored else ''}{ring}"
+
+
 def fixed_product(p: int, left: int, result: int, weight: Edge) -> Cost:
     """A product with a weight that rank 0 knows: one message one way, and the masked weight once a session."""
-    once = (f"weight {weight.name}", (p - 1) * (WORD * weight.numel + HEADER_BYTES))
+    once = (weight_label(weight.name), (p - 1) * (WORD * weight.numel + HEADER_BYTES))
     return to_one(p, WORD * left) + dealt(WORD * result) + Cost(setup=frozenset({once}))
 
 

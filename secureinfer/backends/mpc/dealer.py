@@ -12,7 +12,7 @@ import torch
 
 from ...errors import CorrelationError
 from ...transport.base import Address, Link
-from .correlations import Correlation, MaskedWeight, combine
+from .correlations import Correlation, MaskedWeight, SessionWeight, combine
 from .party import SESSION, Request
 from .randomness import NONCE_BYTES, Seed, agree_seed, fresh_nonce
 from .seeds import dealer_role
@@ -65,7 +65,7 @@ class Dealer:
         self._session_id = session_id
         self._manifest_digest = manifest_digest
         self.seeds: list[Seed] = []
-        self._masks: dict[MaskedWeight, torch.Tensor] = {}
+        self._masks: dict[MaskedWeight, SessionWeight] = {}
         self._next = 0
 
     def agree(self, links: Mapping[str, Link]) -> None:
@@ -86,7 +86,8 @@ class Dealer:
         ]
         check_distinct(self.seeds)
         self._masks = {
-            weight: mask_of_weight(self.seeds[0], weight, shape) for weight, shape in self._weights.items()
+            weight: SessionWeight(mask_of_weight(self.seeds[0], weight, shape))
+            for weight, shape in self._weights.items()
         }
 
     def deal(self, inference: int, link: Link) -> None:

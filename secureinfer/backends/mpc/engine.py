@@ -15,10 +15,10 @@ from ...graph.ir import MODEL_OWNER, Graph, Visibility
 from ...transport.base import Address, Clock, Link
 from ..base import Engine
 from . import generic, runtime
-from .correlations import FixedProduct, MaskedWeight
+from .correlations import FixedProduct, MaskedWeight, SessionWeight
 from .dealer import Dealer, draw, mask_of_weight
 from .fast import choices, matrices
-from .kernels import StepCall, encode_weight, lookup
+from .kernels import StepCall, encode_weight, factored_weight, lookup
 from .packing import pack, packed_bytes, unpack
 from .party import Opening, Party, Request
 from .randomness import Seed
@@ -85,7 +85,7 @@ class _Runner:
         self.graph: Graph = program.graph
         self.party = party
         self.weights: dict[str, torch.Tensor] = {}  # at their owner only
-        self.encoded: dict[str, torch.Tensor] = {}  # the same as ring elements
+        self.encoded: dict[tuple[str, bool], SessionWeight] = {}  # the same as ring elements
         self.times: dict[int, float] = {}
         self._last_use = self._uses()
 
@@ -175,7 +175,7 @@ class MpcEngine(Engine):
         self._requests, self._masked_weights = trace(program, names)
         self._runner = _Runner(program, self.party)
         self._seed: Seed | None = None
-        self._deltas: dict[MaskedWeight, torch.Tensor] = {}
+        self._deltas: dict[MaskedWeight, SessionWeight] = {}
         self._next = 0
         if self.party.rank == 0:
             if program.weights is None:
@@ -198,20 +198,19 @@ class MpcEngine(Engine):
         for i, (weight, shape) in enumerate(self._masked_weights.items()):
             address = Address("setup", 0, 0, i + 1)
             if party.rank == 0:
-                name = weight.name
-                encoded = self._encoded(name)
-                self._runner.encoded[name] = encoded
-                delta = encoded - mask_of_weight(self._seed, weight, shape)
+                delta = self._encoded(weight) - mask_of_weight(self._seed, weight, shape)
                 for peer in party.communicator.peers():
                     self._links[party.names[peer]].send(address, pack(delta, weight.bits))
             else:
                 size = packed_bytes(math.prod(shape), weight.bits)
                 payload = self._links[party.names[0]].receive(address, size)
-                self._deltas[weight] = unpack(payload, shape, weight.bits)
+                self._deltas[weight] = SessionWeight(unpack(payload, shape, weight.bits))
 
-    def _encoded(self, name: str) -> torch.Tensor:
-        edge = self.program.graph.edge(name)
-        node = quantized_nodes(self.program.graph).get(name) if edge.dtype == "int8" else None
+    def _encoded(self, weight: MaskedWeight) -> torch.Tensor:
+        edge = self.program.graph.edge(weight.name)
+        node = quantized_nodes(self.program.graph).get(weight.name) if edge.dtype == "int8" else None
+        if weight.factored and node is not None:
+            return factored_weight(self._runner.weights, node, self.program.graph.edge(node.inputs[-1]))
         return encode_weight(edge, self._runner.weights, node, int(self.program.options["precision_bits"]))
 
     def prepare(self, index: int) -> None:

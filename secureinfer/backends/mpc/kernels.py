@@ -12,8 +12,10 @@ from ...errors import SessionError
 from ...graph.int8 import dequantized, is_quantized
 from ...graph.ir import Edge, Node
 from . import ring
+from .correlations import SessionWeight
 from .fast.catalog import CATALOG
 from .party import Party
+from .ranges import bound_bits
 from .values import Operand, Share
 
 
@@ -30,17 +32,31 @@ class StepCall:
     outputs: tuple[Edge, ...]
     options: Mapping[str, Any]
     weights: Mapping[str, torch.Tensor]
-    cache: dict[str, torch.Tensor]
+    cache: dict[tuple[str, bool], SessionWeight]
 
-    def encoded(self, weight: Operand) -> torch.Tensor:
-        """A weight as ring elements; encoded once a session."""
+    def encoded(self, weight: Operand) -> SessionWeight:
+        """A weight as ring elements, made once a session."""
+        node = self.node if is_quantized(self.node) else None
+        bits = None
+        if weight.edge.bound is not None and node is None:
+            bits = min(64, weight.edge.scale + bound_bits(weight.edge) + 2)
+        return self._once(
+            weight, False, lambda: encode_weight(weight.edge, self.weights, node, self.scale), bits
+        )
+
+    def int8(self, weight: Operand) -> SessionWeight:
+        """The int8 values of a quantised weight, without their scales, made once a session."""
+        return self._once(weight, True, lambda: self.weights[weight.edge.name], 8)
+
+    def _once(
+        self, weight: Operand, int8: bool, make: Callable[[], torch.Tensor], bits: int | None
+    ) -> SessionWeight:
         name = weight.edge.name
-        if name not in self.cache:
+        if (name, int8) not in self.cache:
             if weight.plain is None:
                 raise SessionError(f"weight {name!r} is not here")
-            node = self.node if is_quantized(self.node) else None
-            self.cache[name] = encode_weight(weight.edge, self.weights, node, self.scale)
-        return self.cache[name]
+            self.cache[name, int8] = SessionWeight(make(), bits)
+        return self.cache[name, int8]
 
     @property
     def scale(self) -> int:
@@ -78,6 +94,17 @@ def encode_weight(
         return ring.encode(weight, edge.scale, what)
     scale = weights[quantized.inputs[-1]].double()
     return ring.encode(dequantized(quantized.op, weight, scale), bits, what)
+
+
+def factors(weights: Mapping[str, torch.Tensor], node: Node, scale: Edge) -> torch.Tensor:
+    """The scales of a quantised node's channels as integers, at the fraction bits of their edge: int64 [channels]."""
+    return torch.round(weights[scale.name].double() * 2.0**scale.scale).long()
+
+
+def factored_weight(weights: Mapping[str, torch.Tensor], node: Node, scale: Edge) -> torch.Tensor:
+    """An int8 weight times the integer factors of its channels: what the fast kernels compute with."""
+    whole = dequantized(node.op, weights[node.inputs[1]].double(), factors(weights, node, scale).double())
+    return whole.long()  # below 2**18: exact in float64
 
 
 def share_plain(party: Party, operand: Operand, scale: int) -> Share:

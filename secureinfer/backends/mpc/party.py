@@ -174,7 +174,10 @@ class Party:
         """
         if self.tracing:
             return [torch.empty_like(x) for x, _ in words]
-        rows = self.communicator.bytes_to_one(b"".join(pack(x, bits) for x, bits in words), rank)
+        payload = b"" if self.rank == rank else b"".join(pack(x, bits) for x, bits in words)
+        rows = self.communicator.bytes_to_one(
+            payload, rank, sum(packed_bytes(x.numel(), b) for x, b in words)
+        )
         if rows is None:
             return None
         opened = self._combined(rows, words, xor=False)
@@ -185,12 +188,12 @@ class Party:
     def _combined(
         rows: Sequence[memoryview], words: Sequence[tuple[torch.Tensor, int]], xor: bool
     ) -> list[torch.Tensor]:
-        """The sum, modulo 2**k, or XOR of what each rank sent of each word."""
+        """This party's words and those that every other sent, added modulo 2**k or XORed."""
         opened = []
         offset = 0
         for x, bits in words:
             size = packed_bytes(x.numel(), bits)
-            total = torch.zeros_like(x)
+            total = x
             for row in rows:
                 other = unpack(row[offset : offset + size], x.shape, bits, x.dtype)
                 total = total ^ other if xor else total + other

@@ -11,7 +11,7 @@ from ....graph.ir import Edge
 from ....plan.spec import Cost
 from ....transport.base import HEADER_BYTES
 from .. import windows
-from ..costs import dealt, exchange, to_one
+from ..costs import dealt, exchange, to_one, weight_label
 from ..windows import packed_bytes
 
 
@@ -54,13 +54,10 @@ def maximum(p: int, rows: int, pairs: list[int], k: int) -> Cost:
     return total
 
 
-def weight_label(weight: Edge, k: int) -> str:
-    return f"weight {weight.name}" if k == 64 else f"weight {weight.name} modulo 2**{k}"
-
-
 def fixed_product(p: int, left: int, result: int, weight: Edge, k: int) -> Cost:
     """A product with a weight that rank 0 knows, modulo 2**k: one message one way; the masked weight once a session."""
-    once = (weight_label(weight, k), (p - 1) * (packed_bytes(weight.numel, k) + HEADER_BYTES))
+    label = weight_label(weight.name, k, factored=weight.dtype == "int8")
+    once = (label, (p - 1) * (packed_bytes(weight.numel, k) + HEADER_BYTES))
     return to_one(p, packed_bytes(left, k)) + dealt(packed_bytes(result, k)) + Cost(setup=frozenset({once}))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from ....errors import SessionError
+from ....graph.int8 import is_quantized
 from .. import ring
 from ..correlations import FixedProduct, Product
 from ..generic.common import add_plain, align
 from ..generic.matrices import bias_shape, ring_options
-from ..kernels import StepCall, kernel
+from ..kernels import StepCall, factors, kernel
 from ..values import Operand, Share
 from .choices import Values
 
@@ -37,18 +38,21 @@ def _with_bias(call: StepCall, product: torch.Tensor, bias: Operand | None) -> V
 
 
 def _bias(call: StepCall) -> Operand | None:
-    quantized = bool(call.node.attrs.get("quantized"))
-    count = len(call.operands) - (1 if quantized else 0)
+    count = len(call.operands) - (1 if is_quantized(call.node) else 0)
     return call.operands[2] if count > 2 else None
 
 
 def masked_product(call: StepCall, x: torch.Tensor, op: str, options: dict[str, object]) -> torch.Tensor:
-    """op(x, W) modulo 2**k with W known to rank 0: one message from each other party to rank 0, one round."""
+    """op(x, W) modulo 2**k with W known to rank 0: one message from each other party to rank 0, one round.
+
+    An int8 weight is multiplied as it is, and its channels by their integer factors afterwards.
+    """
     party, weight, out = call.party, call.operands[1], call.outputs[0]
-    k = out.ring_bits
+    k, quantized = out.ring_bits, is_quantized(call.node)
     packed = tuple(sorted((n, tuple(v) if isinstance(v, list) else v) for n, v in options.items()))
     shape = (x.shape[0], out.shape[-1]) if call.node.op == "embedding" else out.shape
-    parts = party.take(FixedProduct(op, tuple(x.shape), tuple(shape), weight.edge.name, 0, packed, k))
+    kind = FixedProduct(op, tuple(x.shape), tuple(shape), weight.edge.name, 0, packed, k, quantized)
+    parts = party.take(kind)
     if party.tracing:
         return parts["c"]
     opened = party.open_words_to([(x - parts["A"], k)], 0, "masked operand")
@@ -56,7 +60,13 @@ def masked_product(call: StepCall, x: torch.Tensor, op: str, options: dict[str, 
         return parts["c"]
     if weight.plain is None:
         raise SessionError(f"the model owner does not hold weight {weight.edge.name!r}")
-    return ring.apply(op, opened[0], call.encoded(weight), options) + parts["c"]
+    if not quantized:
+        return call.encoded(weight).apply(op, opened[0], options, k) + parts["c"]
+    product = call.int8(weight).apply(op, opened[0], options, k)
+    scales = factors(call.weights, call.node, call.operands[-1].edge)
+    if op.startswith("conv"):
+        scales = scales.reshape(-1, *([1] * (product.dim() - 2)))
+    return product * scales + parts["c"]
 
 
 def _weight(call: StepCall) -> Values:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import ring, windows
-from ..correlations import Correlation, MaskedWeight, Part, Shares, combine
+from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..party import Parts, Party
 from . import tables
 
@@ -71,7 +71,7 @@ class Window(Correlation):
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         r = combine(free["r"], False).long() & _mask(self.bits)
         quotient, top = ring.logical_shift(r, self.cut or 0), ring.logical_shift(r, self.bits - 1)

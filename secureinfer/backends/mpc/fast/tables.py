@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..correlations import Correlation, MaskedWeight, Part, Shares, combine
+from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..party import Party
 from ..windows import CHUNK_BITS, group_shape
 
@@ -100,7 +100,7 @@ class Merge(Correlation):
         return tuple(parts)
 
     def bind(
-        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, torch.Tensor]
+        self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         rho = combine(free["index"], True).long()
         width = 2 * self.size - 2

@@ -51,8 +51,7 @@ def fixed_product(
         return parts["c"]
     if weight.plain is None:
         raise SessionError(f"the model owner does not hold weight {weight.edge.name!r}")
-    encoded = call.encoded(weight)
-    return ring.apply(op, opened[0], encoded, options) + parts["c"]
+    return call.encoded(weight).apply(op, opened[0], options) + parts["c"]
 
 
 def add_plain(call: StepCall, x: torch.Tensor, operand: Operand, scale: int) -> torch.Tensor:
