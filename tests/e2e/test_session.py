@@ -191,6 +191,17 @@ def test_two_sessions_on_one_machine_do_not_meet(parties: LocalParties, session:
     assert torch.allclose(session.infer(X * 3), X * 3, atol=1e-6)
 
 
+@pytest.mark.parametrize(("model_owner", "dealer"), [("grpc", "grpc"), ("tls", "grpc")])
+def test_each_listening_party_chooses_how_its_data_comes_and_who_dials_follows(
+    program: si.Program, model_owner: str, dealer: str
+) -> None:
+    kinds = {"model_owner": model_owner, "dealer": dealer}
+    listens = {role: {"listen": {"port": 0, "data_link": kind}} for role, kind in kinds.items()}
+    parties = LocalParties(program, engine=TOY, timeout=4.0, overrides=fast(**listens))
+    with parties.session() as session:
+        assert torch.allclose(session.infer(X), X, atol=1e-6)
+
+
 # --- faults; a party that dies or stops is in test_faults.py ---
 
 

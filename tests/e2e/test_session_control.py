@@ -138,6 +138,19 @@ def test_a_session_is_opened_joined_once_and_closed_by_its_opener(
     client(OWNER).close_session(hello.session_id)
 
 
+def test_a_data_link_of_an_unknown_kind_is_refused_before_it_is_dialled(
+    dealer: Daemon,
+    client: Callable[[Identity], ControlClient],
+    hello: Hello,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = dealer._listen.model_copy(update={"data_link": "quic"})
+    monkeypatch.setattr(dealer, "_listen", later)
+    with pytest.raises(WireError, match="dealer: its data link 'quic' is none of tls, grpc"):
+        client(OWNER).open(hello)
+    client(OWNER).close_session(hello.session_id)
+
+
 def test_a_token_of_one_session_opens_no_other(
     dealer: Daemon,
     client: Callable[[Identity], ControlClient],

@@ -80,6 +80,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ('"7420-7429"', '"7420"', "listen.session_ports"),
         ("port = 7402", 'port = "no"', "listen.port"),
         ("[listen]", "[listen]\nsessions = 0", "listen.sessions"),
+        ("[listen]", '[listen]\ndata_link = "quic"', "listen.data_link"),
         ("[tls]", "[deadlines]\nstep = inf\n[tls]", "deadlines.step"),
         ("[tls]", "[tls]\npassword = 'x'", "tls.password"),
         ("[tls]", "unsafe_no_tls = true\n[tls]", "unsafe_no_tls"),
