@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def test_the_demo_at_a_round_trip_of_40_ms_takes_the_delay_in_every_round(
 @pytest.mark.slow
 @pytest.mark.needs("hf")
 def test_minilm_between_namespaces_gives_the_plaintext_similarities_undelayed_and_at_40_ms_each_way(
-    network: Network, tmp_path: Path, record_property: Callable[[str, object], None]
+    network: Network, tmp_path: Path
 ) -> None:
     from secureinfer.minilm import SENTENCES, load_encoder, similarities, tokenize, tokenizer_file
 
@@ -182,5 +182,4 @@ def test_minilm_between_namespaces_gives_the_plaintext_similarities_undelayed_an
             reports[name] = said["report"]
     assert delayed(reports["delay-40ms"], 40)
     plain, slow = (reports[name]["online"]["cold_latency_ms"] for name in ("plain", "delay-40ms"))
-    record_property("online_ms", f"{plain:.0f} undelayed, {slow:.0f} delayed")
     assert plain < slow

@@ -97,7 +97,7 @@ class World:
             "name": role,
             "program": str(self.folder / f"{role}.si"),
             "tls": {"ca": str(own.ca), "certificate": str(own.certificate), "key": str(own.key)},
-            "deadlines": {"connect": 3.0, "start": 60.0, "step": 4.0, "keepalive": 0.5},
+            "deadlines": {"connect": 3.0, "start": 60.0, "step": 4.0, "keepalive": 1.0},
         }
         dials = {"data_owner": ["model_owner", "dealer"], "model_owner": ["dealer"], "dealer": []}[role]
         settings["peers"] = {r: {"name": r, "address": f"{self.network.address(r)}:{PORT}"} for r in dials}

@@ -223,6 +223,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "RECORDS": str(hidden / "records"),
         "RECORDING_FAULT": str(hidden / "fault"),
         "GRPC_VERBOSITY": "DEBUG",
+        "OMP_NUM_THREADS": "1",
     }
     rng = np.random.default_rng()
     x = rng.uniform(1e5, 1e6, (ROWS, COLUMNS)).astype(np.float32)
