@@ -2,8 +2,8 @@
 
 Frames follow each other as they are, without a layer between them and TLS. A small frame is written at once by
 the thread that sends it, and received by the thread that waits for it, so that a message costs no thread
-switch. What the socket does not take waits in a bounded queue, which a thread of its own empties, so that two
-sides that both send before they receive never wait for each other.
+switch. So does a large one as long as the socket takes it. What it does not take waits in a bounded queue,
+which a thread of its own empties, so that two sides that both send before they receive never wait for each other.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from .keeper import Keeper
 from .limits import FLUSH_SECONDS, Limits
 from .wire import Buffer, DirectReader
 
-INLINE_BYTES = 1 << 20
-"""Of one frame, what the sending thread writes itself where the socket takes it: encrypting costs about 0.5 ms."""
+ROOM_SECONDS = 0.005
+"""How long the sending thread waits for room in the socket. A peer that reads, over a network as fast as this machine, makes
+it in 1 or 2 ms; over a slower one, or while both sides send, the rest is copied and sent from a thread of its own.
+"""
 RECORD_BYTES = 16 << 10
 """Of TLS. The header of a frame shares the first one with the payload."""
 PIECE_BYTES = 256 << 10
@@ -59,6 +61,7 @@ class TlsLink(FramedLink):
         self._sock = sock
         self._tls = threading.Lock()
         self._readable = _poll(sock, select.POLLIN)
+        self._writable = _poll(sock, select.POLLOUT)  # for who holds the send lock
         self._limit = limits.queued_bytes
         self._queue: deque[Buffer] = deque()
         self._queued = 0
@@ -101,16 +104,14 @@ class TlsLink(FramedLink):
             self._enqueue(parts, self._spoke + self.deadline)
 
     def _write_now(self, parts: list[memoryview]) -> list[memoryview]:
-        """Write what the socket takes at once, up to INLINE_BYTES; returns the rest."""
-        left = INLINE_BYTES
+        """Write while the socket takes it, or soon does; returns the rest."""
         for i, part in enumerate(parts):
             done = 0
             while done < len(part):
-                count = self._write(part[done : done + PIECE_BYTES]) if left > 0 else 0
-                if not count:
+                count = self._write(part[done : done + PIECE_BYTES])
+                if not count and not self._writable.poll(ROOM_SECONDS * 1000):
                     return [part[done:], *parts[i + 1 :]]
                 done += count
-                left -= count
         return []
 
     def _write(self, view: Buffer) -> int:
@@ -144,7 +145,7 @@ class TlsLink(FramedLink):
             self._sender.start()
         for part in parts:
             for i in range(0, len(part), PIECE_BYTES):
-                copied = bytes(part[i : i + PIECE_BYTES])
+                copied = _copy(part[i : i + PIECE_BYTES])
                 with self._changed:
                     self._queue.append(copied)
                     self._changed.notify_all()
@@ -296,6 +297,15 @@ class TlsLink(FramedLink):
                 if readable.poll(2) and not socket.socket.recv(self._sock, PIECE_BYTES):
                     break
         self._shut_down()
+
+
+def _copy(view: memoryview) -> Buffer:
+    if len(view) < RECORD_BYTES:
+        return bytes(view)
+    import numpy
+
+    # Without the interpreter's lock, which the sender's thread needs after each piece.
+    return numpy.frombuffer(view, numpy.uint8).copy().data
 
 
 def _poll(sock: socket.socket, events: int) -> select.poll:

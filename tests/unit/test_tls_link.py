@@ -39,7 +39,7 @@ from secureinfer.transport.preface import (
 )
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.tls_dial import dial_tls
-from secureinfer.transport.tls_link import INLINE_BYTES, TlsLink
+from secureinfer.transport.tls_link import PIECE_BYTES, TlsLink
 from secureinfer.transport.tls_listener import MAX_STRANGERS, TlsListener
 from secureinfer.transport.wire import DirectReader, pack_header
 
@@ -149,7 +149,7 @@ def lets_in(listener: TlsListener, certificates: Certificates) -> None:
 
 
 def test_a_small_frame_behind_a_large_one_that_waits_comes_after_it(certificates: Certificates) -> None:
-    sizes = [10, 30_000_000, 1, 5, INLINE_BYTES + 1, 0, 70_000, INLINE_BYTES, 3]
+    sizes = [10, 30_000_000, 1, 5, PIECE_BYTES + 1, 0, 70_000, PIECE_BYTES, 3]
     with pair(certificates) as (a, b):
         for number, size in enumerate(sizes):
             a.send(AT, bytes([number]) * size)
