@@ -57,10 +57,12 @@ class Int8:
 
 def _narrow(scale: torch.Tensor) -> torch.Tensor:
     """Dimensions along which nothing changes become 1."""
+    for dim in range(scale.dim()):  # what is an expansion, first, so that little is left to compare
+        if scale.stride(dim) == 0 and scale.shape[dim]:
+            scale = scale.narrow(dim, 0, 1)
     for dim in range(scale.dim()):
-        first = scale.narrow(dim, 0, 1) if scale.shape[dim] else scale
-        if scale.stride(dim) == 0 or bool((scale == first).all()):
-            scale = first
+        if scale.shape[dim] > 1 and bool((scale == scale.narrow(dim, 0, 1)).all()):
+            scale = scale.narrow(dim, 0, 1)
     return scale
 
 
