@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import time
+from pathlib import Path
 
 from ..errors import AuthenticationError, PeerError, WireError
 from .base import Clock
@@ -14,7 +15,10 @@ from .preface import ACCEPTED, ANSWER_BYTES, REFUSED, Preface, pack_preface, unp
 from .tls import DATA_PROTOCOL, Credentials, Identity, refusal
 from .tls_link import TlsLink
 
-BUFFER_BYTES = 4 << 20
+RECEIVE_BYTES = 4 << 20
+"""The socket's receive buffer. The kernel's own choice grows too late for frames of many megabytes: measured on loopback,
+half the rate at 64 MiB.
+"""
 RETRY_SECONDS = 0.1
 
 
@@ -55,8 +59,12 @@ def dial_tls(
 
 
 def tune(sock: socket.socket) -> None:
-    """For a data connection: nothing waits for more to send."""
+    """For a data connection: nothing waits for more to send, and large frames have room."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError, ValueError):
+        # Where the system allows less, asking would cap the buffer below what the kernel lets it grow to.
+        if int(Path("/proc/sys/net/core/rmem_max").read_text()) >= RECEIVE_BYTES:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
 
 def read_exactly(sock: ssl.SSLSocket, size: int, stop: float) -> bytes:
