@@ -36,6 +36,11 @@ PIECE_BYTES = 256 << 10
 """What is given to TLS at once, and copied into the queue at once. TLS takes all of it or, where the socket is full, must be
 given the same again.
 """
+AHEAD_PIECES = 64
+PIECE_SECONDS = 0.001
+"""Copying is at most so far ahead of a sender's thread that sends a piece within this time: memory that is used again costs
+no page faults. Over a slower network all of a frame is copied at once.
+"""
 
 STALL_SECONDS = 1.0
 """How late a thread of a busy process may be with its sign of life: loading torch holds the interpreter's lock."""
@@ -143,12 +148,15 @@ class TlsLink(FramedLink):
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_queued, name=f"send-{self.peer}", daemon=True)
             self._sender.start()
+        quick = True
         for part in parts:
             for i in range(0, len(part), PIECE_BYTES):
                 copied = _copy(part[i : i + PIECE_BYTES])
                 with self._changed:
                     self._queue.append(copied)
                     self._changed.notify_all()
+                    if quick and len(self._queue) >= AHEAD_PIECES:
+                        quick = self._changed.wait(PIECE_SECONDS)
 
     def _send_queued(self) -> None:
         """The sender's thread: the queue in order, until the link ends."""
