@@ -1,12 +1,12 @@
-"""`python -m benchmarks transport [--quick] [--json]`."""
+"""`python -m benchmarks products|transport [--quick] [--json]`."""
 
 from __future__ import annotations
 
 import sys
 
-from secureinfer.bench import transport
+from secureinfer.bench import products, transport
 
-BENCHMARKS = {"transport": transport.main}
+BENCHMARKS = {"products": products.main, "transport": transport.main}
 
 
 def main(arguments: list[str]) -> int:

@@ -26,15 +26,17 @@ FLOAT_INNER = 2048
 class Work:
     """What a product costs. products: matrix products of limbs, as multiples of M K N, in `calls` calls for each of G.
 
-    split: limbs made of each left element. sums: additions into each element of the result. form: limbs of each right
-    element, where the form is not made yet.
+    packing: what ordering a left limb for the processor costs, in multiply-adds (as measured with AVX-512).
+    split: limbs made of each left element. sums: additions into each element of the result. form: size of the form,
+    in int64 elements for each element of w.
     """
 
     products: int
     calls: int
+    packing: int
     split: int
     sums: int
-    form: int
+    form: float
 
 
 class Method(Protocol):
@@ -74,7 +76,7 @@ class Int64:
         return torch.bmm(limbs[0], form)
 
     def work(self, inner: int, width: int, ring_bits: int) -> Work:
-        return Work(1, 1, 0, 0, 1)
+        return Work(1, 1, 0, 0, 0, 1.0)
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
@@ -87,7 +89,17 @@ def multiply_bytes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a = torch.nn.functional.pad(a, (0, -k % 8, 0, max(0, 17 - m)))
         b = torch.nn.functional.pad(b, (0, -n % 8, 0, -k % 8))
         return torch._int_mm(a.contiguous(), b.contiguous())[:m, :n]
-    return torch._int_mm(a, b)
+    return torch._int_mm(_in_rows(a), _in_rows(b))
+
+
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """x with whole rows one after the other. Of overlapping ones, as patches can be, torch 2.14 makes wrong products:
+
+    oneDNN refuses them, and so it does odd strides of a single row or column; what runs in its place misreads them.
+    """
+    if x.stride(1) == 1 and x.stride(0) >= x.shape[1]:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def byte_digits(width: int) -> int:
@@ -98,7 +110,8 @@ def byte_digits(width: int) -> int:
 def _bytes(x: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` lowest bytes of int64 x as uint8 [count, *x.shape], lowest first (little-endian processors)."""
     x = x.contiguous()
-    return x.view(torch.uint8).view(*x.shape, 8)[..., :count].movedim(-1, 0).contiguous()
+    flat = x.as_strided((x.numel(),), (1,))  # a dimension of size 1 may have any stride, which `view` refuses
+    return flat.view(torch.uint8).view(*x.shape, 8)[..., :count].movedim(-1, 0).contiguous()
 
 
 def _signed_bytes(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -167,7 +180,7 @@ class Int8:
         count, digits = -(-ring_bits // 8), byte_digits(width)
         pairs = sum(min(s + 1, digits) for s in range(count))
         chunks = -(-inner // (self.longest // digits))
-        return Work(pairs, chunks * (1 if digits == 1 else count), count, count * chunks, digits)
+        return Work(pairs, chunks * (1 if digits == 1 else count), 64, count, count * chunks, digits / 8)
 
 
 def _byte_sums(limbs: torch.Tensor, form: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -275,7 +288,7 @@ class Float64:
         plan = float_plan(inner, width)
         pairs = len(plan.pairs(ring_bits))
         calls = pairs * -(-inner // plan.inner)
-        return Work(pairs, calls, 2 * -(-ring_bits // plan.left_bits), 2 * calls, 2 * plan.right)
+        return Work(pairs, calls, 64, 2 * -(-ring_bits // plan.left_bits), 2 * calls, plan.right)
 
 
 METHODS: dict[str, Method] = {m.name: m for m in (Int64(), Int8(False), Int8(True), Float64())}

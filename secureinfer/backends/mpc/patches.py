@@ -14,8 +14,8 @@ import torch
 
 from ...errors import InputError
 
-# Patches and int32 sums of one block.
-BLOCK_BYTES = 1 << 24
+# Patches and int32 sums of one block: 4 MB, which a second-level cache nearly holds, is faster than 1 or 16.
+BLOCK_BYTES = 1 << 22
 
 Block = tuple[slice, slice, slice, slice]
 

@@ -113,8 +113,8 @@ def matmul(
             return torch.matmul(x, wide)
     if weight.dim() == 2:
         shape = (*x.shape[:-1], weight.shape[1])
-        if x.is_meta:
-            return torch.empty(shape, dtype=torch.int64, device="meta")
+        if x.is_meta or x.numel() == 0 or weight.numel() == 0:
+            return torch.zeros(shape, dtype=torch.int64, device=x.device)
         return _product(x.reshape(1, -1, weight.shape[0]), w, ring_bits, method).reshape(shape)
     return _batched(x, w, weight, ring_bits, method)
 
@@ -176,30 +176,24 @@ def _check(x: torch.Tensor, w: torch.Tensor, ring_bits: int) -> None:
 
 
 def _method(
-    shape: tuple[int, int, int, int],
-    w: Factor | torch.Tensor,
-    ring_bits: int,
-    name: str | None,
-    device: torch.device,
+    size: selection.Size, w: Factor | torch.Tensor, ring_bits: int, name: str | None, device: torch.device
 ) -> tuple[Method, Any]:
-    """The method for [G, M, K] by [G, K, N] and the form of w [G, K, N] for it."""
+    """The method for a product and the form of w for it."""
+    width = w.width if isinstance(w, Factor) else 8 if w.dtype == torch.int8 else 64
     if name is not None:
         method = selection.forced(name, device)
     else:
-        width = w.width if isinstance(w, Factor) else 8 if w.dtype == torch.int8 else 64
-        method = selection.choose(device, *shape, width, ring_bits, isinstance(w, Factor))
+        method = selection.choose(device, size, width, ring_bits, isinstance(w, Factor))
     if isinstance(w, Factor):
         return method, w.form(method)
-    return method, method.form(w if w.dim() == 3 else w.unsqueeze(0), 8 if w.dtype == torch.int8 else 64)
+    return method, method.form(w if w.dim() == 3 else w.unsqueeze(0), width)
 
 
 def _product(x: torch.Tensor, w: Factor | torch.Tensor, ring_bits: int, name: str | None) -> torch.Tensor:
     """x [G, M, K] by w [G, K, N], or [K, N] where G is 1."""
     weight = w.weight if isinstance(w, Factor) else w
     (groups, m, k), n = x.shape, weight.shape[-1]
-    if 0 in (groups, m, k, n):
-        return torch.zeros((groups, m, n), dtype=torch.int64, device=x.device)
-    method, form = _method((groups, m, k, n), w, ring_bits, name, x.device)
+    method, form = _method(selection.Size(groups, m, k, n, x.numel()), w, ring_bits, name, x.device)
     rows = max(1, BLOCK_BYTES // (groups * max(8 * k, 4 * -(-ring_bits // 8) * n)))
     if rows >= m:
         return method.combine(method.split(x, form, ring_bits), form, ring_bits)
@@ -219,8 +213,8 @@ def _batched(
     except RuntimeError as e:
         raise InputError(f"{tuple(x.shape)} and {tuple(weight.shape)} do not broadcast") from e
     shape = (*batch, m, n)
-    if x.is_meta:
-        return torch.empty(shape, dtype=torch.int64, device="meta")
+    if x.is_meta or x.numel() == 0 or weight.numel() == 0:
+        return torch.zeros(shape, dtype=torch.int64, device=x.device)
     if isinstance(w, Factor):
         groups = weight.shape[0]
         if x.dim() < 3 or x.shape[-3] != groups:
@@ -256,17 +250,13 @@ def _convolution(
     if x.shape[1] * places != g * inner:
         raise InputError(f"{x.shape[1]} channels for a weight of {g} groups of {inner // max(places, 1)}")
     shape = (x.shape[0], g * n, *window.out[2 - len(factor.kernel) :])
-    if x.is_meta:
-        return torch.empty(shape, dtype=torch.int64, device="meta")
-    if 0 in shape or inner == 0:
+    if x.is_meta or 0 in shape or inner == 0:
         return torch.zeros(shape, dtype=torch.int64, device=x.device)
     image = x if x.dim() == 4 else x.unsqueeze(2)
     if inner == places and g > 1 and name is None:
         return patches.depthwise(image, factor.weight.long(), window).reshape(shape)
-    rows = x.shape[0] * window.out[0] * window.out[1]
-    method, form = _method(
-        (g, rows, inner, n), w if isinstance(w, Factor) else factor.weight, ring_bits, name, x.device
-    )
+    size = selection.Size(g, x.shape[0] * window.out[0] * window.out[1], inner, n, x.numel())
+    method, form = _method(size, w if isinstance(w, Factor) else factor.weight, ring_bits, name, x.device)
     limbs = method.split(patches.padded(image, window), form, ring_bits)
     out = torch.empty((x.shape[0], g, n, *window.out), dtype=torch.int64, device=x.device)
     for block, left in patches.blocks(limbs, g, window, 4 * -(-ring_bits // 8) * n):

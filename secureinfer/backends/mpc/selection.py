@@ -20,6 +20,7 @@ from . import limbs
 from .limbs import METHODS, Method, Work
 
 MEASURE_SECONDS, MEASURE_TURNS = 0.04, 20
+LARGE = (64, 512, 512)
 # Left and right extremes: bytes 0xFF, 0x80, 0x7F, 0x01, 0x00, 0x55 and both ends of the signed range.
 LEFT = [
     -1,
@@ -67,18 +68,32 @@ def _exact(method: Method, device: torch.device, size: tuple[int, int, int], wid
 
 
 @dataclass(frozen=True)
+class Size:
+    """A product of [G, M, K] by [G, K, N]. cut: elements of x to split, fewer than G M K in a convolution."""
+
+    groups: int
+    m: int
+    k: int
+    n: int
+    cut: int
+
+
+@dataclass(frozen=True)
 class Rates:
-    """Seconds: of a call, of a multiply-add in a product of limbs, and of one pass over one element."""
+    """Seconds: of a call, of a multiply-add in a product of limbs, and of an addition into an int64 element."""
 
     call: float
     product: float
     element: float
 
-    def estimate(self, groups: int, m: int, k: int, n: int, work: Work, made: bool) -> float:
-        elements = work.split * m * k + work.sums * m * n + (0 if made else work.form * k * n)
-        return groups * (
-            self.call * work.calls + self.product * work.products * m * k * n + self.element * elements
-        )
+    def estimate(self, size: Size, work: Work, made: bool) -> float:
+        """Seconds for a product. made: the form of w is there already."""
+        m, k, n = size.m, size.k, size.n
+        products = work.products * m * k * (n + work.packing) * self.product
+        elements = work.sums * m * n + (0 if made else 8 * work.form * k * n)
+        read = work.form * k * n  # a short product waits for the memory that w comes from
+        each = work.calls * self.call + products + (elements + read) * self.element
+        return size.groups * each + work.split * size.cut * self.element
 
 
 def measure(names: Sequence[str], device: torch.device) -> dict[str, Rates]:
@@ -94,28 +109,36 @@ def measure(names: Sequence[str], device: torch.device) -> dict[str, Rates]:
 
     total = torch.zeros(1 << 16, dtype=torch.int64, device=device)
     part = torch.zeros(1 << 16, dtype=torch.int32, device=device)
-    runs: dict[tuple[str, str], Callable[[], object]] = {("", "pass"): lambda: total.add_(part, alpha=256)}
+    runs: dict[tuple[str, str], Callable[[], object]] = {
+        ("", "addition"): lambda: total.add_(part, alpha=256)
+    }
     for name in names:
         runs[name, "small"] = product(METHODS[name], 1, 4, 4)
-        runs[name, "large"] = product(METHODS[name], 64, 256, 256)
+        runs[name, "large"] = product(METHODS[name], *LARGE)
+    # The time of this thread does not count what other programs take away, but neither what other threads do.
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
     best = dict.fromkeys(runs, float("inf"))
     started = time.perf_counter()
     for turn in range(MEASURE_TURNS):
         if turn > 3 and time.perf_counter() - started > MEASURE_SECONDS:
             break
         for key, run in runs.items():
-            before = time.perf_counter()
+            if key[1] == "small":
+                run()  # the products before it have taken its code from the caches
+            before = clock()
             run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            best[key] = min(best[key], time.perf_counter() - before)
-    element = best["", "pass"] / total.numel()
+            best[key] = min(best[key], clock() - before)
+    element = best["", "addition"] / total.numel()
     found = {}
     for name in names:
-        work, large = METHODS[name].work(256, 8, 64), best[name, "large"]
-        call = best[name, "small"] / work.calls
-        rest = large - call * work.calls - element * work.sums * 64 * 256
-        found[name] = Rates(call, max(rest, large / 10) / (work.products * 64 * 256 * 256), element)
+        (m, k, n), work = LARGE, METHODS[name].work(LARGE[1], 8, 64)
+        large, small = best[name, "large"], best[name, "small"]
+        rest = large - small - element * work.sums * m * n
+        rate = max(rest, large / 3) / (work.products * m * k * (n + work.packing))
+        found[name] = Rates(small / work.calls, rate, element)
     return found
 
 
@@ -157,16 +180,13 @@ def rates(device: torch.device) -> dict[str, Rates]:
     return found
 
 
-def choose(
-    device: torch.device, groups: int, m: int, k: int, n: int, width: int, ring_bits: int, made: bool
-) -> Method:
-    """The method with the shortest estimated time. made: the form of w is kept, and does not count."""
-    key = (device, torch.get_num_threads(), groups, m, k, n, width, ring_bits, made)
+def choose(device: torch.device, size: Size, width: int, ring_bits: int, made: bool) -> Method:
+    """The method with the shortest estimated time for a right operand of that width. made: its form is kept."""
+    key = (device, torch.get_num_threads(), size, width, ring_bits, made)
     if (method := _choices.get(key)) is None:
-        known = rates(device)
         times = {
-            name: rate.estimate(groups, m, k, n, METHODS[name].work(k, width, ring_bits), made)
-            for name, rate in known.items()
+            name: rate.estimate(size, METHODS[name].work(size.k, width, ring_bits), made)
+            for name, rate in rates(device).items()
         }
         method = METHODS[min(times, key=lambda name: times[name])]
         if len(_choices) > 4096:
