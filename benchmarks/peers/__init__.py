@@ -1,0 +1,1 @@
+"""What others have, run beside ours: each in a process of its own, and none imports secureinfer."""
