@@ -1,4 +1,4 @@
-"""`python -m benchmarks products|transport [--quick] [--json]`."""
+"""`python -m benchmarks mpc|products|transport [--quick] [--json]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 
 from secureinfer.bench import products, transport
 
-BENCHMARKS = {"products": products.main, "transport": transport.main}
+from . import mpc
+
+BENCHMARKS = {"mpc": mpc.main, "products": products.main, "transport": transport.main}
 
 
 def main(arguments: list[str]) -> int:
