@@ -194,13 +194,16 @@ class TlsLink(FramedLink):
         while done < size:
             if self._failure is not None:
                 raise self._failure
+            with tls:
+                pending = self._sock.pending()
+            if not pending:  # a read would fail first, and an exception costs more than a poll
+                self._wait(deadline)
             try:
                 with tls:
                     # Given a buffer, it returns a count.
                     count = int(read(size - done, view[done:]))
             except ssl.SSLWantReadError:
-                self._wait(deadline)
-                continue
+                continue  # part of a record has come
             except ssl.SSLWantWriteError:
                 time.sleep(0.001)  # TLS has to answer first, and the socket is full
                 continue
