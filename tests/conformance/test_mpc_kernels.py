@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from secureinfer.backends.mpc import kernels
+from secureinfer.backends.mpc import kernels, windows
 from secureinfer.backends.mpc.fast.catalog import CATALOG
 from secureinfer.graph.ir import Edge, Graph, Node, Visibility
 from secureinfer.plan.spec import longest_chain, step_context
@@ -136,3 +136,20 @@ def _clamped(low: float | None, high: float | None) -> tuple[Graph, Node, int, d
     edges = {n: Edge(n, (2,), "float32", scale=16) for n in ("x", "y")}
     node = Node("clamp", "clamp", ("x",), ("y",), {"min": low, "max": high})
     return Graph((node,), edges, (), (), (), ("y",)), node, 2, {"precision_bits": 16}
+
+
+@pytest.mark.parametrize("kernel", sorted(k for k in CASES if "window" in k))
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
+@given(data=st.data())
+def test_kernel_holds_to_its_row_where_many_values_are_compared(
+    kernel: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    monkeypatch.setattr(windows, "DIRECT_BYTES", 0)
+    torch.manual_seed(1)
+    check(kernel, CASES[kernel](data.draw), data.draw(st.sampled_from([2, 3])))

@@ -12,6 +12,9 @@ import math
 from ...graph.ir import Edge
 
 CHUNK_BITS = 4
+WIDEST_CHUNK = 10
+"""Bits of a chunk: 2**10 entries in each of two tables, 256 bytes, four times for each comparison."""
+
 MOST_MERGED = 4
 """Chunks that one truth table merges: 64 entries. A fifth would need 256."""
 
@@ -42,12 +45,44 @@ def window(edge: Edge) -> int:
     return 64 if edge.bound is None else width_of(edge.bound, edge.scale)
 
 
-def chunks(bits: int) -> int:
+def chunk_bits(bits: int, direct: bool) -> int:
+    """Width of a comparison's chunks: 4, or as wide as it takes for one merge to be enough, where tables may be large."""
+    wide = math.ceil(bits / MOST_MERGED)
+    return wide if direct and CHUNK_BITS < wide <= WIDEST_CHUNK else CHUNK_BITS
+
+
+def chunks(bits: int, direct: bool = False) -> int:
     """Chunks of a comparison of that many bits."""
-    return math.ceil(bits / CHUNK_BITS)
+    return math.ceil(bits / chunk_bits(bits, direct))
+
+
+def table_words(width: int) -> int:
+    """64-bit words of one bit table of a chunk wider than 4 bits."""
+    return max(1, (1 << width) // 64)
 
 
 def group_shape(count: int) -> tuple[int, int]:
     """(groups, chunks in each) when `count` chunks are merged once: as few groups as can be, of nearly equal size."""
     groups = math.ceil(count / MOST_MERGED)
     return groups, math.ceil(count / groups)
+
+
+DIRECT_BYTES = 4 << 20
+"""Dealt tables of a comparison whose last merge gives additive shares at once, up to which a round is worth more."""
+
+
+def last_merge(count: int) -> int:
+    """Chunks that the last merge of `count` chunks takes."""
+    while count > MOST_MERGED:
+        count = group_shape(count)[0]
+    return count
+
+
+def direct_entries(bits: int) -> int:
+    """Entries of the last merge's table with additive shares: one index bit more than the carry's."""
+    return 1 << (2 * last_merge(chunks(bits, direct=True)) - 1)
+
+
+def is_direct(count: int, bits: int, gate: bool) -> bool:
+    """Whether `count` comparisons of `bits` bits get additive shares from their last merge, and no opening of the bit."""
+    return bits > 0 and count * direct_entries(bits) * 8 * (3 if gate else 1) <= DIRECT_BYTES

@@ -15,10 +15,10 @@ from ..costs import dealt, exchange, to_one, weight_label
 from ..windows import packed_bytes
 
 
-def merges(p: int, n: int, bits: int) -> Cost:
-    """The rounds that merge the chunks of a comparison of that many bits."""
-    total, count = Cost(), windows.chunks(bits)
-    while count > 1:
+def merges(p: int, n: int, count: int, most: int = 1) -> Cost:
+    """The rounds that merge the `count` chunks of n comparisons, until there are at most `most`."""
+    total = Cost()
+    while count > most:
         groups, size = windows.group_shape(count)
         table = math.ceil((1 << (2 * size - 2)) / 8)
         propagate = max(1, (1 << size) // 8) if groups > 1 else 0
@@ -37,12 +37,18 @@ def window(
     if cut is not None:
         record += n * (8 + top)
     m = thresholds * n
+    direct = thresholds > 0 and windows.is_direct(m, compared, gate)
     if thresholds:
-        record += n * 4 * windows.chunks(compared) + 8 * m + (packed_bytes(n, 1) if signed else 0)
-        record += m * (8 + top) if gate else 0
+        width = windows.chunk_bits(compared, direct)
+        table = 4 if width == windows.CHUNK_BITS else 16 * windows.table_words(width)
+        record += n * table * windows.chunks(compared, direct) + (packed_bytes(n, 1) if signed else 0)
+        entries = windows.direct_entries(compared) if direct else 1
+        record += entries * m * (8 + (8 + top if gate else 0))
     total = exchange(p, packed_bytes(n, k)) + dealt(record)
-    if thresholds:
-        total = total + merges(p, m, compared) + exchange(p, packed_bytes(m, 1))
+    if direct:
+        total = total + merges(p, m, windows.chunks(compared, direct), windows.MOST_MERGED) + exchange(p, m)
+    elif thresholds:
+        total = total + merges(p, m, windows.chunks(compared)) + exchange(p, packed_bytes(m, 1))
     return total
 
 

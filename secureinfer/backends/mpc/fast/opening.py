@@ -6,13 +6,16 @@ Threat model: semi-honest parties, of whom at least one is honest, and a dealer 
 Truncation: Escudero et al. (CRYPTO 2020), section 4, in a window of k bits, with output shares in the 64-bit ring.
 Comparison: [x >= t] = 1 ^ msb(u) ^ msb(r) ^ [u mod 2**(k-1) < r mod 2**(k-1)] with u = x - t + r; see tables.py.
 Gates: with a dealt random bit b, z = [x >= t] ^ b is opened (one bit); [x >= t] and [x >= t] (x / 2**cut) are then linear
-in dealt shares of b and of b times what truncation deals, so that no product follows.
+in dealt shares of b and of b times what truncation deals, so that no product follows. Where few values are compared the last
+merge's truth table holds additive shares of [x >= t], and of it times what truncation deals, and z is not needed (direct).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -45,6 +48,20 @@ class Window(Correlation):
         return self.thresholds > 0 and self.high == self.bits - 1
 
     @property
+    def direct(self) -> bool:
+        """Whether the last merge gives additive shares at once."""
+        count = self.thresholds * math.prod(self.shape)
+        return self.thresholds > 0 and windows.is_direct(count, self.high - self.low, self.gate)
+
+    @property
+    def chunk_bits(self) -> int:
+        return windows.chunk_bits(self.high - self.low, self.direct)
+
+    @property
+    def chunks(self) -> int:
+        return windows.chunks(self.high - self.low, self.direct)
+
+    @property
     def top_bits(self) -> int:
         """Bits of the top bit's shares that matter: it is multiplied by 2**(bits - cut)."""
         return min(64, 64 - self.bits + (self.cut or 0))
@@ -58,12 +75,17 @@ class Window(Correlation):
             if top:
                 parts.append(Part("top", self.shape, bound=True, bits=top))
         if self.thresholds:
-            chunks = windows.chunks(self.high - self.low)
-            parts.append(Part("tables", (chunks, *self.shape), torch.int32, xor=True, bound=True))
-            parts.append(Part("b", many, torch.uint8, xor=True))
-            parts.append(Part("bit", many, bound=True))
+            shape, dtype = (self.chunks, *self.shape), torch.int32
+            if self.chunk_bits > windows.CHUNK_BITS:
+                shape, dtype = (2, windows.table_words(self.chunk_bits), *shape), torch.int64
+            parts.append(Part("tables", shape, dtype, xor=True, bound=True))
             if self.signed:
                 parts.append(Part("sign", self.shape, torch.uint8, xor=True, bound=True, bits=1))
+            # b: the masks of the last merge's index bits, or of the one bit that is opened
+            parts.append(Part("b", many, torch.uint8, xor=True))
+            if self.direct:
+                many = (windows.direct_entries(self.high - self.low), *many)
+            parts.append(Part("bit", many, bound=True))
             if self.gate:
                 parts.append(Part("bit_quotient", many, bound=True))
                 if top:
@@ -77,12 +99,20 @@ class Window(Correlation):
         quotient, top = ring.logical_shift(r, self.cut or 0), ring.logical_shift(r, self.bits - 1)
         out = {"quotient": quotient, "top": top}
         if self.thresholds:
-            bit = (combine(free["b"], True) & 1).long()
-            out["tables"] = tables.chunk_tables(r, self.low, self.high)
+            bit = self._bits(combine(free["b"], True)).long()
+            out["tables"] = tables.chunk_tables(r, self.low, self.high, self.chunk_bits)
             out |= {"bit": bit, "sign": top.to(torch.uint8)}
             out |= {"bit_quotient": bit * quotient, "bit_top": bit * top}
         names = {p.name for p in self.parts()}
         return {name: value for name, value in out.items() if name in names}
+
+    def _bits(self, b: torch.Tensor) -> torch.Tensor:
+        """b itself; or for each index of the last merge the bit that it stands for under the mask b."""
+        if not self.direct:
+            return b & 1
+        entries = windows.direct_entries(self.high - self.low)
+        truth = tables.direct_truth(windows.last_merge(self.chunks)).to(b.device)
+        return truth[(b & (entries - 1)).long()].movedim(-1, 0)
 
 
 def _mask(bits: int) -> int:
@@ -139,26 +169,88 @@ def _affine(
     return out
 
 
-def _reached(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tensor:
-    """Public z = [x >= t] ^ b for each threshold, uint8 [thresholds, *shape]: at most two rounds and one for z."""
+def _compared(
+    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str
+) -> _Chosen:
+    """The bit [c < r], with what `public` adds to it, as something that dealt parts can be chosen by."""
+    kind, parts = opened.kind, opened.parts
+    hidden = parts["sign"] & 1 if kind.signed else None
+    if p.first and public is not None:
+        hidden = public if hidden is None else hidden ^ public
+    if not kind.direct:
+        bit = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
+        (z,) = p.open_words([(bit if hidden is None else bit ^ hidden, 1)], what, xor=True)
+        return _Opened(z.bool())
+    less, equal = tables.merged(p, less, equal, windows.MOST_MERGED)
+    top = less[-1] if hidden is None else less[-1] ^ hidden
+    width = 2 * less.shape[0] - 2
+    index = (parts["b"] & ((2 << width) - 1)) ^ tables.carry_index(less, equal) ^ (top << width)
+    (found,) = p.open_words([(index, 8)], what, xor=True)
+    return _Looked(found.long().unsqueeze(0))
+
+
+class _Chosen(Protocol):
+    """How shares of a compared bit w come out of what was dealt."""
+
+    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
+        """Shares of w."""
+
+    def times(self, p: Party, opened: Opened) -> torch.Tensor:
+        """Shares of w times the truncated value."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """z = w ^ b is public: w = z + (1 - 2 z) b."""
+
+    z: torch.Tensor
+
+    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
+        out = torch.where(self.z, -parts["bit"], parts["bit"])
+        return out + self.z if p.first else out
+
+    def times(self, p: Party, opened: Opened) -> torch.Tensor:
+        parts = opened.parts
+        product = _affine(p, opened, parts["bit_quotient"], parts.get("bit_top"), parts["bit"])
+        return torch.where(self.z, truncated(p, opened) - product, product)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """The masked index into the last merge's tables is public: the entry there is w."""
+
+    index: torch.Tensor
+
+    def _entry(self, table: torch.Tensor) -> torch.Tensor:
+        return table.gather(0, self.index).squeeze(0)
+
+    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
+        return self._entry(parts["bit"])
+
+    def times(self, p: Party, opened: Opened) -> torch.Tensor:
+        parts = opened.parts
+        top = parts.get("bit_top")
+        quotient = self._entry(parts["bit_quotient"])
+        top = None if top is None else self._entry(top)
+        return _affine(p, opened, quotient, top, self._entry(parts["bit"]))
+
+
+def _reached(p: Party, opened: Opened, thresholds: Sequence[int]) -> _Chosen:
+    """[x >= t] for each threshold, [thresholds, *shape]: at most two rounds of merges, and one unless direct."""
     kind, parts = opened.kind, opened.parts
     c = opened.c - (1 << (kind.bits - 2))  # of x alone
     t = torch.tensor(list(thresholds), dtype=torch.int64, device=c.device)
     u = c.unsqueeze(0) - t.reshape(-1, *([1] * c.dim()))
-    less, equal = tables.look_up(parts["tables"].unsqueeze(1), u, kind.low, kind.high)
-    hidden = tables.borrow(p, less, equal) ^ (parts["b"] & 1) ^ (parts["sign"] & 1)
-    if p.first:
-        hidden = hidden ^ 1 ^ ring.logical_shift(u, kind.bits - 1).to(torch.uint8) & 1
-    (z,) = p.open_words([(hidden, 1)], "bit", xor=True)
-    return z
+    less, equal = tables.look_up(parts["tables"], u, kind.low, kind.high, kind.chunk_bits)
+    public = 1 ^ (ring.logical_shift(u, kind.bits - 1).to(torch.uint8) & 1)
+    return _compared(p, opened, less, equal, public, "bit")
 
 
 def at_least(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tensor:
     """Shares of [x >= t] for each threshold, scale 0: int64 [thresholds, *shape]."""
     if p.tracing:
         return _trace(p, opened)
-    z = _reached(p, opened, thresholds).long()
-    return _chosen(p, z, opened.parts["bit"])
+    return _reached(p, opened, thresholds).bit(p, opened.parts)
 
 
 def gated(p: Party, opened: Opened, thresholds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,39 +258,27 @@ def gated(p: Party, opened: Opened, thresholds: Sequence[int]) -> tuple[torch.Te
     if p.tracing:
         out = _trace(p, opened)
         return out, torch.empty_like(out)
-    parts = opened.parts
-    z = _reached(p, opened, thresholds).long()
-    value = truncated(p, opened)
-    product = _affine(p, opened, parts["bit_quotient"], parts.get("bit_top"), parts["bit"])
-    # [x >= t] = z + (1 - 2 z) b
-    return _chosen(p, z, parts["bit"]), torch.where(z.bool(), value - product, product)
+    reached = _reached(p, opened, thresholds)
+    return reached.bit(p, opened.parts), reached.times(p, opened)
 
 
 def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
     """Share of floor(x / 2**cut): the random rounding taken back by a comparison of the low bits; for what is revealed (R5).
 
-    opened: with low = 0, high = cut and one threshold. One round for up to 16 bits, and one for the carry.
+    opened: with low = 0, high = cut and one threshold. At most two rounds of merges, and one unless direct.
     """
     if p.tracing:
         _trace(p, opened)
         return torch.empty_like(opened.c)
     parts, kind = opened.parts, opened.kind
-    less, equal = tables.look_up(parts["tables"].unsqueeze(1), opened.c.unsqueeze(0), kind.low, kind.high)
-    hidden = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
-    (z,) = p.open_words([(hidden, 1)], "carry", xor=True)
-    return truncated(p, opened) - _chosen(p, z.long(), parts["bit"])[0]
-
-
-def _chosen(p: Party, z: torch.Tensor, bit: torch.Tensor) -> torch.Tensor:
-    """Share of z ^ b."""
-    out = torch.where(z.bool(), -bit, bit)
-    return out + z if p.first else out
+    less, equal = tables.look_up(parts["tables"], opened.c.unsqueeze(0), kind.low, kind.high, kind.chunk_bits)
+    carry = _compared(p, opened, less, equal, None, "carry").bit(p, parts)
+    return truncated(p, opened) - carry[0]
 
 
 def _trace(p: Party, opened: Opened) -> torch.Tensor:
     kind = opened.kind
     many = (kind.thresholds, *kind.shape)
-    chunks = windows.chunks(kind.high - kind.low)
-    empty = torch.empty((chunks, *many), dtype=torch.uint8, device="meta")
-    tables.borrow(p, empty, empty)
+    empty = torch.empty((kind.chunks, *many), dtype=torch.uint8, device="meta")
+    tables.merged(p, empty, empty, windows.MOST_MERGED if kind.direct else 1)
     return torch.empty(many, dtype=torch.int64, device="meta")

@@ -1,9 +1,9 @@
 """Dealt truth tables: comparison of a public number with a mask by look-ups, and the merge of its chunks.
 
 [c < r] for public c and a dealt mask r: for each 4-bit chunk D deals XOR-shares of two 16-entry bit tables, of [j < r_i]
-and [j = r_i]; looking c_i up needs no communication. Neighbouring chunks then merge like carries, (g, p) with
-g = g_hi ^ p_hi g_lo and p = p_hi p_lo: up to four at a time in one round, by a dealt truth table of the masked bits
-(a one-time truth table). So a comparison of up to 16 bits takes one round, of up to 64 bits two.
+and [j = r_i] (chunks are wider where few values are compared); looking c_i up needs no communication. Neighbouring chunks
+then merge like carries, (g, p) with g = g_hi ^ p_hi g_lo and p = p_hi p_lo: up to four at a time in one round, by a dealt
+truth table of the masked bits (a one-time truth table). So a comparison of up to 16 bits takes one round, of up to 64 two.
 
 Sources: Ishai, Kushilevitz, Meldgaard, Orlandi and Paskin-Cherniavsky, "On the power of correlated randomness in secure
 computation" (TCC 2013), section 3, for truth tables; Catrina and de Hoogh (SCN 2010) for comparison with a mask.
@@ -19,35 +19,69 @@ import torch
 
 from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..party import Party
-from ..windows import CHUNK_BITS, group_shape
+from ..windows import CHUNK_BITS, group_shape, table_words
 
 _INDEX_DTYPES = {4: torch.uint8, 8: torch.uint8, 16: torch.int16, 64: torch.int64}
 """Type of a truth table by its number of entries."""
 
 
-def chunk(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """The 4-bit chunks of bits low..high-1 of x, lowest first, in a new first dimension: int32, 0 to 15."""
-    shifts = torch.arange(low, high, CHUNK_BITS, device=x.device).reshape(-1, *([1] * x.dim()))
-    chunks = (x.unsqueeze(0) >> shifts) & ((1 << CHUNK_BITS) - 1)
-    spare = (high - low) % CHUNK_BITS
+def chunk(x: torch.Tensor, low: int, high: int, width: int) -> torch.Tensor:
+    """The chunks of bits low..high-1 of x, lowest first, in a new first dimension: int64."""
+    shifts = torch.arange(low, high, width, device=x.device).reshape(-1, *([1] * x.dim()))
+    chunks = (x.unsqueeze(0) >> shifts) & ((1 << width) - 1)
+    spare = (high - low) % width
     if spare and len(chunks):
         chunks[-1] &= (1 << spare) - 1
-    return chunks.int()
+    return chunks
 
 
-def chunk_tables(r: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """int32 [chunks, *shape]: bit j is [j < r_i], bit 16 + j is [j = r_i]."""
+def chunk_tables(r: torch.Tensor, low: int, high: int, width: int) -> torch.Tensor:
+    """Bit tables of r's chunks r_i. 4 bits wide: int32 [chunks, *shape], bit j is [j < r_i], bit 16 + j is [j = r_i].
+
+    Wider: int64 [2, words, chunks, *shape], bit j of the words is [j < r_i] in the first half and [j = r_i] in the second.
+    """
+    chunks = chunk(r, low, high, width)
     one = torch.ones((), dtype=torch.int64, device=r.device)
-    chunks = chunk(r, low, high).long()
-    return (((one << chunks) - 1) | (one << (chunks + 16))).int()
+    if width == CHUNK_BITS:
+        return (((one << chunks) - 1) | (one << (chunks + 16))).int()
+    words = torch.arange(table_words(width), device=r.device).reshape(-1, *([1] * chunks.dim()))
+    place = chunks.unsqueeze(0) - 64 * words
+    inside = (place >= 0) & (place < 64)
+    bit = torch.where(inside, one << place.clamp(0, 63), 0)
+    less = torch.where(inside, bit - 1, torch.where(place >= 64, -1, 0))
+    return torch.stack([less, bit])
 
 
-def look_up(tables: torch.Tensor, c: torch.Tensor, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """XOR-shares (uint8, lowest bit) of [c_i < r_i] and [c_i = r_i] for each chunk of the public c."""
-    chunks = chunk(c, low, high)
-    less = (tables >> chunks) & 1
-    equal = (tables >> (chunks + 16)) & 1
-    return less.to(torch.uint8), equal.to(torch.uint8)
+def look_up(
+    tables: torch.Tensor, c: torch.Tensor, low: int, high: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """XOR-shares (uint8, lowest bit) of [c_i < r_i] and [c_i = r_i] for each chunk of the public c: [chunks, many, *shape].
+
+    tables: of the elements [*shape]; c: [many, *shape].
+    """
+    chunks = chunk(c, low, high, width)
+    if width == CHUNK_BITS:
+        tables, places = tables.unsqueeze(1), chunks.int()
+        return ((tables >> places) & 1).to(torch.uint8), ((tables >> (places + 16)) & 1).to(torch.uint8)
+    wide = tables.unsqueeze(3).expand(*tables.shape[:3], *chunks.shape[1:])
+    index = (chunks >> 6).expand(2, 1, *chunks.shape)
+    words = wide.gather(1, index).squeeze(1)
+    less, equal = ((words >> (chunks & 63)) & 1).to(torch.uint8).unbind()
+    return less, equal
+
+
+@functools.cache
+def direct_truth(size: int) -> torch.Tensor:
+    """bool [entries, entries], row rho: entry j is the carry of `size` chunks, its top g included, of index j ^ rho.
+
+    Bits 0..2 size - 3 of an index are carry_index's; the top one is g of the top chunk.
+    """
+    count = 1 << (2 * size - 1)
+    words = _truth(2 * size - 2, False)[0] if size > 1 else torch.zeros((), dtype=torch.int64)
+    index = torch.arange(count)
+    carry = (words >> (index & ((count >> 1) - 1))) & 1
+    values = carry ^ (index >> (2 * size - 2))
+    return values[index.unsqueeze(0) ^ index.unsqueeze(1)].bool()
 
 
 @functools.cache
@@ -115,12 +149,26 @@ def _dtype(kind: Merge, name: str) -> torch.dtype:
     return next(p.dtype for p in kind.parts() if p.name == name)
 
 
-def borrow(p: Party, less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
-    """XOR-share (uint8, lowest bit) of [c < r] from its chunks, [chunks, *shape]: one round for up to 4, two up to 16."""
-    while less.shape[0] > 1:
+def merged(p: Party, less: torch.Tensor, equal: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chunks [chunks, *shape] merged, a round each time, until there are at most `most`."""
+    while less.shape[0] > most:
         groups, size = group_shape(less.shape[0])
         less, equal = _merge(p, _grouped(less, groups, size), _grouped(equal, groups, size), groups > 1)
-    return less[0]
+    return less, equal
+
+
+def borrow(p: Party, less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
+    """XOR-share (uint8, lowest bit) of [c < r] from its chunks, [chunks, *shape]: one round for up to 4, two up to 16."""
+    return merged(p, less, equal, 1)[0][0]
+
+
+def carry_index(less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
+    """The bits that a carry over the chunks depends on, but for the top chunk's own g: see truth."""
+    size = less.shape[0]
+    index = torch.zeros_like(less[0])
+    for i in range(size - 1):
+        index = index ^ (less[i] << i) ^ (equal[i + 1] << (size - 1 + i))
+    return index
 
 
 def _grouped(bits: torch.Tensor, groups: int, size: int) -> torch.Tensor:
@@ -139,9 +187,7 @@ def _merge(
     parts = p.take(kind)
     if p.tracing:
         return torch.empty_like(less[0]), torch.empty_like(less[0])
-    index = parts["index"]
-    for i in range(size - 1):
-        index = index ^ (less[i] << i) ^ (equal[i + 1] << (size - 1 + i))
+    index = parts["index"] ^ carry_index(less, equal)
     if propagate:
         index = index ^ (equal[0] << (2 * size - 2))
     (opened,) = p.open_words([(index, 8)], "merge", xor=True)
