@@ -214,7 +214,7 @@ def test_a_party_that_dies_or_stops_is_named_by_every_survivor(
                 # The dealer has no part in it: it is missed by then, and not only at the next dealing.
                 session.prepare()
                 os.kill(parties.worker("dealer"), signal.SIGKILL if kind == "die" else signal.SIGSTOP)
-                time.sleep(3.0)
+                time.sleep(4.5)  # two keep-alive periods, and what a stall may take
             else:
                 fault(f"{role}:{phase}:{kind}")
             error = ends(lambda: session.infer(X), WITHIN)
