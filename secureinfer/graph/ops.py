@@ -43,7 +43,7 @@ for _name, _function in {
     "logical_not": torch.logical_not, "logical_and": torch.logical_and, "logical_or": torch.logical_or,
     "where": torch.where, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "silu": F.silu,
     "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal, "abs": torch.abs, "erf": torch.erf, "matmul": torch.matmul,
+    "reciprocal": torch.reciprocal, "abs": torch.abs, "sign": torch.sign, "erf": torch.erf, "matmul": torch.matmul,
 }.items():  # fmt: skip
     _simple(_name, cast(Callable[..., Any], _function))
 
@@ -154,6 +154,15 @@ def _mean(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
 @op("amax")
 def _amax(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.amax(x[0], a["dims"], a["keepdim"])
+
+
+@op("argmax")
+def _argmax(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Index of the greatest value along a dimension, int64; of equal values the first."""
+    if x[0].is_meta:
+        return torch.argmax(x[0], a["dim"], a["keepdim"])
+    greatest = torch.amax(x[0], a["dim"], True)
+    return torch.argmax((x[0] == greatest).to(torch.uint8), a["dim"], a["keepdim"])
 
 
 @op("softmax")

@@ -444,6 +444,23 @@ def _amax(draw: Draw, kernel: str) -> Case:
     )
 
 
+@case("argmax.tournament", "private.argmax")
+def _argmax(draw: Draw, kernel: str) -> Case:
+    shape = (draw(st.integers(0, 3)), draw(st.sampled_from([1, 2, 3, 9, 16])), 2)
+    x = values(draw, shape, -9, 9)
+    x = x.round() if draw(st.booleans()) else x  # ties: the first of them
+    kind = "data" if kernel.startswith("private") else "shared"
+    attrs = {"dim": draw(st.sampled_from([1, -2])), "keepdim": draw(st.booleans())}
+    return Case("argmax", [Operand(x, kind)], attrs, "int64")
+
+
+@case("sign.compare", "private.sign")
+def _sign(draw: Draw, kernel: str) -> Case:
+    size = draw(st.sampled_from([2.0**-15, 4.0, 2.0**40]))
+    kind = "data" if kernel.startswith("private") else "shared"
+    return Case("sign", [Operand(values(draw, shapes(draw), -size, size), kind)])
+
+
 @case("max_pool2d.tournament")
 def _max_pool(draw: Draw, kernel: str) -> Case:
     return Case(

@@ -65,6 +65,24 @@ def _amax(draw: Draw, kernel: str) -> Case:
     return Case("amax", [Operand(values(draw, shape, -9, 9), bound=bound)], attrs)
 
 
+@case("argmax.window")
+def _argmax(draw: Draw, kernel: str) -> Case:
+    n = draw(st.sampled_from([1, 2, 3, 9, 16, 17, 40]))
+    size = draw(st.sampled_from([2.0**-15, 9.0]))
+    x = values(draw, (draw(st.integers(0, 3)), n, 2), -size, size)
+    x = x.round() if draw(st.booleans()) else x  # ties: the first of them
+    bound = 9.0 if n > 16 else draw(st.sampled_from([9.0, None]))
+    attrs = {"dim": draw(st.sampled_from([1, -2])), "keepdim": draw(st.booleans())}
+    return Case("argmax", [Operand(x, bound=bound)], attrs, "int64")
+
+
+@case("sign.window")
+def _sign(draw: Draw, kernel: str) -> Case:
+    size = draw(st.sampled_from([2.0**-15, 4.0, 2.0**25]))
+    bound = draw(st.sampled_from([size, None]))
+    return Case("sign", [Operand(values(draw, shapes(draw), -size, size), bound=bound)])
+
+
 @case("max_pool2d.window")
 def _max_pool(draw: Draw, kernel: str) -> Case:
     bound = draw(st.sampled_from([9.0, None]))

@@ -19,6 +19,7 @@ from .costs import (
     TERMS,
     comparison,
     fixed_product,
+    greatest_index,
     masked,
     maximum,
     normalised,
@@ -464,6 +465,26 @@ def _amax(c: StepContext) -> str | None:
 
 
 _row("amax", "amax.tournament", _amax, _amax_cost, _exact, "a tournament of comparisons")
+
+
+def places(c: StepContext) -> int:
+    """How many values an argmax chooses from."""
+    shape = c.inputs[0].shape
+    return shape[c.node.attrs["dim"]] if shape else 1
+
+
+def _argmax(c: StepContext) -> str | None:
+    if _n(c) and not places(c):
+        return "a maximum over nothing"
+    return _secret(c)
+
+
+def _argmax_cost(c: StepContext) -> Cost:
+    return greatest_index(c.parties, _n(c), places(c)) if _n(c) else Cost()
+
+
+_row("argmax", "argmax.tournament", _argmax, _argmax_cost, _exact, "a tournament of comparisons")
+_row("sign", "sign.compare", _secret, _compare_cost(2), _exact, _COMPARE)
 
 
 def _window(c: StepContext) -> int:

@@ -105,6 +105,15 @@ def maximum(p: int, rows: int, n: int) -> Cost:
     return total
 
 
+def greatest_index(p: int, rows: int, n: int) -> Cost:
+    """A tournament in which each value's index moves with it."""
+    total = Cost()
+    for pairs in ranges.tournament(n):
+        m = rows * pairs
+        total = total + masked(p, m, compare=True) + comparison(p, m) + product(p, m, 2 * m, 2 * m)
+    return total
+
+
 def softmax_core(p: int, rows: int, n: int, f: int, *, guard: bool) -> Cost:
     """Maximum, exponential, inverse of the sum, product. guard: one more candidate keeps a fully masked row finite."""
     m = rows * n

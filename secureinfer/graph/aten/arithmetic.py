@@ -49,6 +49,11 @@ def _neg(c: Call, x: Value) -> Value:
     return c.draft.emit("neg", [x])
 
 
+@aten("sign.default", "sgn.default")
+def _sign(c: Call, x: Value) -> Value:
+    return c.draft.emit("sign", [x])
+
+
 @aten("pow.Tensor_Scalar")
 def power(c: Call, x: Value, exponent: Number) -> Value:
     d = c.draft
@@ -182,6 +187,39 @@ aten("amax.default", "max.default")(_reduction("amax"))
 @aten("amin.default", "min.default")
 def _amin(c: Call, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
     return c.draft.emit("neg", [_reduction("amax")(c, c.draft.emit("neg", [x]), dim, keepdim)])
+
+
+def _argmax(c: Call, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if dim is None or not x.shape:
+        flat = c.draft.reshape(x, [math.prod(x.shape)])
+        return c.draft.reshape(c.draft.emit("argmax", [flat], dim=0, keepdim=False), c.shape)
+    return c.draft.emit("argmax", [x], dim=dim % len(x.shape), keepdim=keepdim)
+
+
+@aten("argmax.default")
+def argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _argmax(c, x, dim, keepdim)
+
+
+@aten("argmin.default")
+def _argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _argmax(c, c.draft.emit("neg", [x]), dim, keepdim)
+
+
+@aten("max.dim")
+def _max_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
+    """Values and indices; what nobody uses is not computed."""
+    return _greatest(c, x, dim, keepdim)
+
+
+def _greatest(c: Call, x: Value, dim: int, keepdim: bool) -> list[Value]:
+    return [_reduction("amax")(c, x, dim, keepdim), _argmax(c, x, dim, keepdim)]
+
+
+@aten("min.dim")
+def _min_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
+    values, indices = _greatest(c, c.draft.emit("neg", [x]), dim, keepdim)
+    return [c.draft.emit("neg", [values]), indices]
 
 
 def _variance(

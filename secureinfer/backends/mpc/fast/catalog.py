@@ -161,6 +161,66 @@ def _max_pool_cost(c: StepContext) -> Cost:
     return costs.maximum(c.parties, _n(c), pairs, maximum_bits(c.inputs[0]))
 
 
+MOST_PAIRED = 16
+"""Values of which every two are compared at once for an argmax: 120 comparisons in the rounds of one."""
+
+
+def places(edge: Edge, dim: int) -> int:
+    """How many values an argmax chooses from."""
+    return edge.shape[dim] if edge.shape else 1
+
+
+def index_bits(edge: Edge, dim: int) -> int:
+    """Bits below each value in which an argmax carries its index; none where all are compared with all."""
+    n = places(edge, dim)
+    return 0 if n <= MOST_PAIRED else (n - 1).bit_length()
+
+
+def argmax_bits(edge: Edge, dim: int) -> int:
+    """Window of the difference of two values, the bits of their indices included."""
+    if edge.bound is None:
+        return 64
+    return windows.width_of(2 * edge.bound + 1, edge.scale + index_bits(edge, dim))
+
+
+def argmax_fits(edge: Edge, dim: int, scale: int) -> bool:
+    """Whether some window holds what an argmax compares at `scale` fraction bits."""
+    return edge.bound is not None and windows.fits(2 * edge.bound + 1, scale + index_bits(edge, dim))
+
+
+def _argmax(c: StepContext) -> str | None:
+    edge, dim = c.inputs[0], c.node.attrs["dim"]
+    if _n(c) and not places(edge, dim):
+        return "a maximum over nothing"
+    if index_bits(edge, dim) and not argmax_fits(edge, dim, edge.scale):
+        return "no window holds its values with their indices"
+    return _shared(c)
+
+
+def _argmax_cost(c: StepContext) -> Cost:
+    edge, dim = c.inputs[0], c.node.attrs["dim"]
+    rows, n, k, low = _n(c), places(edge, dim), argmax_bits(edge, dim), index_bits(edge, dim)
+    if not rows or n == 1:
+        return Cost()
+    if low:
+        chosen = costs.maximum(c.parties, rows, ranges.tournament(n), k)
+        return chosen + costs.window(c.parties, rows, k, cut=low, compared=low, thresholds=1, signed=False)
+    pairs = costs.window(c.parties, rows * n * (n - 1) // 2, k, compared=k - 1, thresholds=1)
+    if n == 2:
+        return pairs
+    return pairs + costs.window(c.parties, rows * n, 8, compared=7, thresholds=1)
+
+
+_row("argmax", "argmax.window", _argmax, _argmax_cost, _exact,
+     "all pairs at once, or a tournament of values with their indices; " + _TABLES)  # fmt: skip
+
+
+def _sign_cost(c: StepContext) -> Cost:
+    k = windows.window(c.inputs[0])
+    return costs.window(c.parties, _n(c), k, compared=k - 1, thresholds=2)
+
+
+_row("sign", "sign.window", _shared, _sign_cost, _exact, _TABLES)
 _row("amax", "amax.window", _amax, _amax_cost, _exact, "a tournament; " + _TABLES)
 _row("max_pool2d", "max_pool2d.window", _max_pool, _max_pool_cost, _exact, "a tournament; " + _TABLES)
 

@@ -8,13 +8,13 @@ import torch
 
 from ....plan.spec import StepContext
 from .. import ranges, windows
-from ..generic.choices import pooling_windows
+from ..generic.choices import no_index, places_last, pooling_windows
 from ..generic.common import align
 from ..kernels import StepCall, kernel
 from ..party import Party
 from ..values import Share
 from . import opening
-from .catalog import clamp_thresholds, difference_bits, maximum_bits
+from .catalog import argmax_bits, clamp_thresholds, difference_bits, index_bits, maximum_bits
 
 Values = Sequence[Share | torch.Tensor | None]
 
@@ -97,6 +97,15 @@ for _op in ("lt", "le", "gt", "ge", "eq", "ne"):
     kernel(f"compare.window.{_op}")(_compare)
 
 
+@kernel("sign.window")
+def _sign(call: StepCall) -> Values:
+    """[x >= 1 unit] + [x >= 0] - 1."""
+    x, k, scale = call.share(0).tensor, windows.window(call.operands[0].edge), call.outputs[0].scale
+    kind = opening.Window(tuple(x.shape), k, None, 0, k - 1, 2)
+    over, reached = opening.at_least(call.party, opening.open_window(call.party, x, kind), [1, 0])
+    return [Share((over + reached - (1 if call.party.first else 0)) << scale, scale)]
+
+
 def maximum(party: Party, x: torch.Tensor, bits: int) -> torch.Tensor:
     """The greatest value along the last dimension, exact. bits: window of the difference of any two values.
 
@@ -122,6 +131,43 @@ def _amax(call: StepCall) -> Values:
     rows = x.tensor.permute(*rest, *dims).reshape(*(x.tensor.shape[d] for d in rest), -1)
     greatest = maximum(call.party, rows.contiguous(), maximum_bits(call.operands[0].edge))
     return [Share(greatest.reshape(call.outputs[0].shape), x.scale)]
+
+
+@kernel("argmax.window")
+def _argmax(call: StepCall) -> Values:
+    party, edge, dim = call.party, call.operands[0].edge, call.attr("dim")
+    x, bits, low = places_last(call, call.share(0).tensor), argmax_bits(edge, dim), index_bits(edge, dim)
+    if not x.numel() or x.shape[-1] == 1:
+        return no_index(call, x)
+    index = _lowest_bits_of_greatest(party, x, bits, low) if low else _all_pairs(party, x, bits)
+    return [Share(index.reshape(call.outputs[0].shape), 0)]
+
+
+def _all_pairs(party: Party, x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Every two values are compared at once; the greatest is the one that none beats. Of equal ones the left wins."""
+    n, one = x.shape[-1], 1 if party.first else 0
+    left, right = torch.triu_indices(n, n, 1, device=x.device)
+    difference = (x[..., left] - x[..., right]).contiguous()
+    kind = opening.Window(tuple(difference.shape), bits, None, 0, bits - 1, 1)
+    (wins,) = opening.at_least(party, opening.open_window(party, difference, kind), [0])
+    if n == 2:
+        second: torch.Tensor = one - wins.squeeze(-1)
+        return second
+    won = torch.zeros_like(x).index_add_(-1, left, wins).index_add_(-1, right, one - wins)
+    kind = opening.Window(tuple(x.shape), 8, None, 0, 7, 1)
+    first = opening.at_least(party, opening.open_window(party, won, kind), [n - 1])[0]
+    return (first * torch.arange(n, device=x.device)).sum(-1)
+
+
+def _lowest_bits_of_greatest(party: Party, x: torch.Tensor, bits: int, low: int) -> torch.Tensor:
+    """Each value's low bits are n - 1 less its index, so that no two are equal; those of the maximum are cut exactly."""
+    n = x.shape[-1]
+    indices = torch.arange(n, device=x.device).flip(0) * (1 if party.first else 0)
+    greatest = maximum(party, (x << low) + indices, bits)
+    kind = opening.Window(tuple(greatest.shape), bits, low, 0, low, 1)
+    above = opening.exactly_truncated(party, opening.open_window(party, greatest, kind))
+    index = (above << low) - greatest
+    return index + (n - 1) if party.first else index
 
 
 @kernel("max_pool2d.window")

@@ -12,7 +12,7 @@ from .. import protocols, ranges
 from ..kernels import StepCall, kernel
 from ..values import Share
 from .arithmetic import scaled_by
-from .common import align, maximum, multiply
+from .common import align, greatest_index, maximum, multiply
 from .local import Values
 
 _LOWEST = -(1 << 60)
@@ -133,6 +133,31 @@ def _amax(call: StepCall) -> Values:
     rest = [d for d in range(x.tensor.dim()) if d not in dims]
     rows = x.tensor.permute(*rest, *dims).reshape(*(x.tensor.shape[d] for d in rest), -1)
     return [Share(maximum(call.party, rows.contiguous()).reshape(call.outputs[0].shape), x.scale)]
+
+
+@kernel("sign.compare")
+def _sign(call: StepCall) -> Values:
+    """[x >= 1 unit] + [x >= 0] - 1."""
+    over, reached = _at_least(call, call.share(0).tensor, [1, 0])
+    return [Share((over + reached - _one(call)) << call.outputs[0].scale, call.outputs[0].scale)]
+
+
+def places_last(call: StepCall, x: torch.Tensor) -> torch.Tensor:
+    """The values that an argmax chooses from, in the last dimension."""
+    return x.movedim(call.attr("dim"), -1).contiguous() if x.dim() else x.reshape(1)
+
+
+def no_index(call: StepCall, x: torch.Tensor) -> Values:
+    """Where there is nothing to choose, the index is 0."""
+    return [Share(torch.zeros(call.outputs[0].shape, dtype=torch.int64, device=x.device), 0)]
+
+
+@kernel("argmax.tournament")
+def _argmax(call: StepCall) -> Values:
+    rows = places_last(call, call.share(0).tensor)
+    if not rows.numel():
+        return no_index(call, rows)
+    return [Share(greatest_index(call.party, rows).reshape(call.outputs[0].shape), 0)]
 
 
 def pooling_windows(call: StepCall, x: torch.Tensor, pad_value: int) -> torch.Tensor:

@@ -82,6 +82,23 @@ def maximum(party: Party, x: torch.Tensor) -> torch.Tensor:
     return x.squeeze(-1)
 
 
+def greatest_index(party: Party, x: torch.Tensor) -> torch.Tensor:
+    """Index of the greatest value along the last dimension, of equal ones the first, by a tournament; exact.
+
+    Neighbours meet, so that what is left of another has the lower index at every level.
+    """
+    places = torch.arange(x.shape[-1], device=x.device) * (1 if party.first else 0)
+    both = torch.stack([x, places.expand_as(x)])
+    while both.shape[-1] > 1:
+        even = both.shape[-1] // 2 * 2
+        left, right, rest = both[..., 0:even:2], both[..., 1:even:2], both[..., even:]
+        difference = (left - right).contiguous()
+        opened = protocols.open_masked(party, difference[0].contiguous(), compare=True)
+        (wins,) = protocols.at_least(party, opened, [0])
+        both = torch.cat([right + multiply(wins, difference), rest], dim=-1)
+    return both[1].squeeze(-1)
+
+
 class Normalised:
     """X = u 2**j with u in [1, 2): u at `highest` fraction bits, and one-hot shares of j for lowest..highest.
 
