@@ -13,6 +13,7 @@ from ....plan.spec import Cost, KernelSpec, Registry, StepContext
 from .. import ranges, windows
 from ..catalog import CATALOG as GENERIC
 from . import costs
+from .indices import argmax_bits, argmax_fits, index_bits, places
 from .lowering import lower, product_scale
 
 _ROWS: list[KernelSpec] = []
@@ -98,7 +99,7 @@ for _op, _thresholds in (("lt", 1), ("le", 1), ("gt", 1), ("ge", 1), ("eq", 2), 
 
 def _gated_cost(c: StepContext, thresholds: int) -> Cost:
     k, cut = windows.window(c.inputs[0]), _cut(c)
-    return costs.window(c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=True)
+    return costs.window(c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=thresholds > 0)
 
 
 def _rectify(c: StepContext) -> str | None:
@@ -109,17 +110,24 @@ _row("relu", "relu.window", _rectify, lambda c: _gated_cost(c, 1), _unit, _TABLE
 _row("abs", "abs.window", _rectify, lambda c: _gated_cost(c, 1), lambda c: 3 * _unit(c), _TABLES)
 
 
-def clamp_thresholds(c: StepContext) -> list[int]:
+def clamp_range(c: StepContext) -> tuple[int | None, int | None]:
+    """(low, high) of a clamp in ring units; None where there is none, or where it lies beyond the operand's window."""
     low, high = ranges.clamp_limits(c.node.attrs, c.inputs[0].scale)
-    return [v for v in (low, high) if v is not None]
+    most = 1 << (windows.window(c.inputs[0]) - 3)
+    return None if low is None or low <= -most else low, None if high is None or high >= most else high
+
+
+def clamp_thresholds(c: StepContext) -> list[int]:
+    return [v for v in clamp_range(c) if v is not None]
 
 
 def _clamp(c: StepContext) -> str | None:
-    limits = clamp_thresholds(c)
-    if not limits:
+    low, high = clamp_range(c)
+    most = 1 << (windows.window(c.inputs[0]) - 3)
+    if (low is not None and low > most) or (high is not None and high < -most):
+        return "a limit lies beyond the operand's range, so that the result is constant"
+    if low is None and high is None and not _cut(c) and c.inputs[0].ring_bits == 64:
         return "nothing is limited"
-    if max(map(abs, limits)) >= 1 << (windows.window(c.inputs[0]) - 3):
-        return "a limit lies beyond the operand's range"
     low, high = c.node.attrs["min"], c.node.attrs["max"]
     if low is not None and high is not None and low > high:
         return "the lower limit is above the upper one"
@@ -159,33 +167,6 @@ def _max_pool_cost(c: StepContext) -> Cost:
     size = c.node.attrs["kernel_size"]
     pairs = ranges.tournament(int(size[0]) * int(size[1]))
     return costs.maximum(c.parties, _n(c), pairs, maximum_bits(c.inputs[0]))
-
-
-MOST_PAIRED = 16
-"""Values of which every two are compared at once for an argmax: 120 comparisons in the rounds of one."""
-
-
-def places(edge: Edge, dim: int) -> int:
-    """How many values an argmax chooses from."""
-    return edge.shape[dim] if edge.shape else 1
-
-
-def index_bits(edge: Edge, dim: int) -> int:
-    """Bits below each value in which an argmax carries its index; none where all are compared with all."""
-    n = places(edge, dim)
-    return 0 if n <= MOST_PAIRED else (n - 1).bit_length()
-
-
-def argmax_bits(edge: Edge, dim: int) -> int:
-    """Window of the difference of two values, the bits of their indices included."""
-    if edge.bound is None:
-        return 64
-    return windows.width_of(2 * edge.bound + 1, edge.scale + index_bits(edge, dim))
-
-
-def argmax_fits(edge: Edge, dim: int, scale: int) -> bool:
-    """Whether some window holds what an argmax compares at `scale` fraction bits."""
-    return edge.bound is not None and windows.fits(2 * edge.bound + 1, scale + index_bits(edge, dim))
 
 
 def _argmax(c: StepContext) -> str | None:

@@ -210,9 +210,13 @@ class _Opened:
         return out + self.z if p.first else out
 
     def times(self, p: Party, opened: Opened) -> torch.Tensor:
-        parts = opened.parts
-        product = _affine(p, opened, parts["bit_quotient"], parts.get("bit_top"), parts["bit"])
-        return torch.where(self.z, truncated(p, opened) - product, product)
+        parts, top = opened.parts, opened.parts.get("top")
+        # b times what was dealt where z is 0, and 1 - b times it where z is 1
+        bit = torch.where(self.z, (1 if p.first else 0) - parts["bit"], parts["bit"])
+        quotient = torch.where(self.z, parts["quotient"] - parts["bit_quotient"], parts["bit_quotient"])
+        if top is not None:
+            top = torch.where(self.z, top - parts["bit_top"], parts["bit_top"])
+        return _affine(p, opened, quotient, top, bit)
 
 
 @dataclass(frozen=True)
@@ -253,13 +257,16 @@ def at_least(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tenso
     return _reached(p, opened, thresholds).bit(p, opened.parts)
 
 
-def gated(p: Party, opened: Opened, thresholds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares of [x >= t], and of [x >= t] (x / 2**cut), for each threshold: int64 [thresholds, *shape] both."""
+def gated(
+    p: Party, opened: Opened, thresholds: Sequence[int], *, bits: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares of [x >= t] (x / 2**cut) for each threshold, int64 [thresholds, *shape]; and with bits=True of [x >= t]."""
     if p.tracing:
         out = _trace(p, opened)
         return out, torch.empty_like(out)
     reached = _reached(p, opened, thresholds)
-    return reached.bit(p, opened.parts), reached.times(p, opened)
+    values = reached.times(p, opened)
+    return values, reached.bit(p, opened.parts) if bits else values
 
 
 def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
