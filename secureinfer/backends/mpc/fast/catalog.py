@@ -99,7 +99,9 @@ for _op, _thresholds in (("lt", 1), ("le", 1), ("gt", 1), ("ge", 1), ("eq", 2), 
 
 def _gated_cost(c: StepContext, thresholds: int) -> Cost:
     k, cut = windows.window(c.inputs[0]), _cut(c)
-    return costs.window(c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=thresholds > 0)
+    return costs.window(
+        c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=thresholds > 0
+    )
 
 
 def _rectify(c: StepContext) -> str | None:
