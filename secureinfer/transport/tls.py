@@ -192,8 +192,8 @@ def who_answers(host: str, port: int, credentials: Credentials, timeout: float) 
     context.check_hostname = False
     try:
         with (
-            socket.create_connection((host, port), timeout) as raw,
-            context.wrap_socket(raw, server_hostname=host) as tls,
+            socket.create_connection((host.strip("[]"), port), timeout) as raw,
+            context.wrap_socket(raw, server_hostname=host.strip("[]")) as tls,
         ):
             names = _uris(x509.load_der_x509_certificate(tls.getpeercert(True) or b""))
             return str(identity_from_uris(names))
@@ -257,7 +257,7 @@ def diagnose(host: str, port: int, credentials: Credentials, peer: Identity, tim
     context.load_cert_chain(str(credentials.certificate), str(credentials.key))
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host, port), timeout) as raw:
+        with socket.create_connection((host.strip("[]"), port), timeout) as raw:
             raw.settimeout(timeout)
             with context.wrap_socket(raw, server_hostname=peer.hostname) as tls:
                 # Under TLS 1.3 a server judges our certificate after our side of the handshake: one that

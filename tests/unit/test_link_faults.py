@@ -366,3 +366,22 @@ def test_callers_that_are_refused_keep_no_expected_peer_out(
     for link in links.values():
         link.close()
     listener.close()
+
+
+def test_over_ipv6_a_foreign_certificate_is_named_as_well(
+    kind: str, certificates: dict[Identity, Credentials], tmp_path: Path
+) -> None:
+    foreign = make_certificates(tmp_path, {"data_owner": ["data_owner"]})[OWNER]
+    stranger = Credentials(OWNER, certificates[OWNER].ca, foreign.certificate, foreign.key)
+    listener = LISTENERS[kind](
+        certificates[MODEL], "[::1]", (0,), SESSION, {OWNER: TOKEN}, Clock(), Limits(5.0)
+    )
+    try:
+        place = ("[::1]", listener.port)
+        with pytest.raises(AuthenticationError, match=r"does not accept this party's certificate"):
+            DIALLERS[kind](*place, stranger, MODEL, SESSION, TOKEN, Clock(), Limits(5.0), timeout=4)
+        DIALLERS[kind](
+            *place, certificates[OWNER], MODEL, SESSION, TOKEN, Clock(), Limits(5.0), timeout=4
+        ).close()
+    finally:
+        listener.close()
