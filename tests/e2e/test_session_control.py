@@ -193,7 +193,7 @@ def test_a_token_of_one_session_opens_no_other(
         ("protocol_version", 2, "protocol version: 1 here, 2 at data_owner"),
         ("manifest_digest", "0" * 64, "program (manifest digest): "),
         ("backend", "ckks", "backend: mpc here, ckks at data_owner"),
-        ("protocol", "fast", "protocol: crypten here, fast at data_owner"),
+        ("protocol", "crypten", "protocol: fast here, crypten at data_owner"),
         ("model_owner", "someone", "model owner: model_owner here, someone at data_owner"),
         ("dealer", "someone", "dealer: dealer here, someone at data_owner"),
         ("data_owners", ("other",), "data owners: data_owner here, other at data_owner"),
