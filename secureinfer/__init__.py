@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import CorrelationError as CorrelationError
     from .errors import HandshakeError as HandshakeError
     from .errors import InputError as InputError
+    from .errors import LimitError as LimitError
     from .errors import PeerError as PeerError
     from .errors import ProgramFileError as ProgramFileError
     from .errors import RangeError as RangeError
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from .session.client import Session as Session
 
 _ERRORS = (
-    "SecureInferError", "UsageError", "SettingsError", "InputError", "RangeError", "CompileError",
-    "UnsupportedModelError", "ProgramFileError", "SessionError", "HandshakeError", "AuthenticationError",
-    "PeerError", "WireError", "CorrelationError", "UnsafeError",
+    "SecureInferError", "UsageError", "SettingsError", "LimitError", "InputError", "RangeError",
+    "CompileError", "UnsupportedModelError", "ProgramFileError", "SessionError", "HandshakeError",
+    "AuthenticationError", "PeerError", "WireError", "CorrelationError", "UnsafeError",
 )  # fmt: skip
 
 _HOMES = {

@@ -154,13 +154,26 @@ class Deadlines(_Checked):
     keepalive: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 20.0
 
 
+class Limits(_Checked):
+    """Of an owner, on material that was dealt and not yet used.
+
+    prepared_inferences: how many may wait. material_bytes: in memory, or on disk where `material` says so. One inference's
+    material is always taken, whatever its size: nothing runs without it.
+    """
+
+    prepared_inferences: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    material_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 2 << 30
+
+
 class Settings(_Checked):
     """One party's settings.
 
     name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
     hold weights. network: a data owner's word for its reports. threads: for computing, default half of the
-    cores. queue_bytes: to send to one peer, before a send waits. reveal_to_model_owner: a data owner's consent
-    to programs that show their outputs, which may be its inputs, to the model owner too.
+    cores. queue_bytes: to send to one peer, before a send waits. limits, material, material_folder: an owner's, on what was
+    dealt and not yet used; "disk" keeps it, encrypted under keys that stay in memory, in files without a name there.
+    reveal_to_model_owner: a data owner's consent to programs that show their outputs, which may be its inputs, to the model
+    owner too.
     """
 
     role: Role
@@ -174,19 +187,27 @@ class Settings(_Checked):
     network: Network | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     queue_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    limits: Limits = Limits()
+    material: Literal["memory", "disk"] = "memory"
+    material_folder: Path | None = None
     reveal_to_model_owner: bool = False
     unsafe_trusted_first_party: bool = False
 
-    @field_validator("program")
+    @field_validator("program", "material_folder")
     @classmethod
-    def _resolve(cls, path: Path, info: ValidationInfo) -> Path:
-        return _relative(path, info)
+    def _resolve(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        return None if path is None else _relative(path, info)
 
     @model_validator(mode="after")
     def _fits_role(self) -> Settings:
         present = {name for name in ("model_owner", "dealer") if getattr(self.peers, name) is not None}
         states = {name for name in ("listen", "network") if getattr(self, name) is not None}
-        if faults := _role_faults(self.role, states, present):
+        fields = type(self).model_fields  # a worker gets all of them, those that nobody set too
+        states |= {name for name in _OF_OWNERS if getattr(self, name) != fields[name].default}
+        faults = _role_faults(self.role, states, present)
+        if self.material == "disk" and self.material_folder is None:
+            faults.append('material_folder: material = "disk" needs a folder to write to')
+        if faults:
             raise ValueError("\n  ".join(faults))
         return self
 
@@ -203,6 +224,7 @@ class Settings(_Checked):
         return ("unsafe_trusted_first_party",) if self.unsafe_trusted_first_party else ()
 
 
+_OF_OWNERS = {"limits", "material", "material_folder"}
 _LINUX = hasattr(os, "sched_getaffinity")
 
 
@@ -238,7 +260,9 @@ def make_settings(
             peers = data.get("peers")
             present = set(peers) if isinstance(peers, Mapping) else set()
             rows += _role_faults(
-                data.get("role"), {t for t in ("listen", "network") if data.get(t) is not None}, present
+                data.get("role"),
+                {t for t in ("listen", "network", *_OF_OWNERS) if data.get(t) is not None},
+                present,
             )
         text = "\n".join(f"  {row}" for row in rows)
         raise SettingsError(f"{len(rows)} fault(s) in {source}:\n{text}") from None
@@ -265,7 +289,7 @@ def parse_network(text: str) -> Network:
 
 
 def _role_faults(role: object, states: set[str], peers: set[str]) -> list[str]:
-    """What does not go with a role. states: the tables among listen and network that are there."""
+    """What does not go with a role. states: those of listen, network and the settings of owners alone that are there."""
     faults = []
     if role == "data_owner":
         if "listen" in states:
@@ -279,8 +303,12 @@ def _role_faults(role: object, states: set[str], peers: set[str]) -> list[str]:
             faults.append(f"listen: a {role} needs a port to listen on")
         if "model_owner" in peers:
             faults.append(f"peers.model_owner: a {role} does not dial it; remove this table")
-        if role == "dealer" and "dealer" in peers:
-            faults.append("peers.dealer: a dealer dials nobody; remove this table")
+        if role == "dealer":
+            if "dealer" in peers:
+                faults.append("peers.dealer: a dealer dials nobody; remove this table")
+            faults += [
+                f"{name}: a dealer keeps no material; remove this" for name in sorted(states & _OF_OWNERS)
+            ]
     return faults
 
 

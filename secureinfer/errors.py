@@ -3,6 +3,7 @@
     SecureInferError
     ├── UsageError                  the call itself was wrong (exit code 2)
     │   ├── SettingsError           settings file: unknown key, bad value, unsafe choice without its switch
+    │   ├── LimitError              more than a party's `limits` allow: says how much fits
     │   └── InputError              a tensor of the wrong shape, dtype, count, or not finite
     │       └── RangeError          a value outside the range the program was compiled for
     ├── CompileError                the model cannot become a program
@@ -57,6 +58,12 @@ class SettingsError(UsageError):
     code = "settings"
     status = "FAILED_PRECONDITION"
     public_text = "the peer's settings are not valid"
+
+
+class LimitError(UsageError):
+    code = "limit"
+    status = "RESOURCE_EXHAUSTED"
+    public_text = "more was asked for than a party's limits allow"
 
 
 class InputError(UsageError):

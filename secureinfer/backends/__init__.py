@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
@@ -57,10 +58,12 @@ def make_engine(
     links: Mapping[str, Link],
     clock: Clock,
     session_id: bytes,
+    spool_folder: Path | None = None,
 ) -> Engine:
     """The engine of one party of one session, for the program's backend. See backends/base.Engine for the order of calls.
 
-    role: data_owner, model_owner or dealer. compute_parties: names in rank order. links: by peer name.
+    role: data_owner, model_owner or dealer. compute_parties: names in rank order. links: by peer name. spool_folder: where
+    an owner keeps dealt material, encrypted, instead of in memory.
     Raises SettingsError for a backend that has no parties, ProgramFileError for a plan that must not run.
     """
     if program.backend == "mpc":
@@ -78,6 +81,7 @@ def make_engine(
             links=links,
             clock=clock,
             session_id=session_id,
+            spool_folder=spool_folder,
         )
     raise SettingsError(
         f"backend {program.backend!r} has no session between parties; compile with backend='mpc'"

@@ -12,6 +12,7 @@ class Engine(ABC):
     """One party (a compute party or the dealer) of one session.
 
     Calls come in this order: setup once; then prepare and run, each index at most once, prepare before run; close once.
+    One thread may prepare while another runs an index that was prepared before.
     """
 
     @abstractmethod
@@ -30,6 +31,10 @@ class Engine(ABC):
         Returns edge name -> plaintext output where this party is one of graph.reveal_to, else None.
         Raises CorrelationError if the index was not prepared or was already used.
         """
+
+    def material_bytes(self) -> int:
+        """Of one inference's material at this party, from its dealing until it is used. The same for every inference."""
+        return 0
 
     @abstractmethod
     def step_times(self) -> dict[int, float]:

@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..config import Settings, load_settings, parse_network
-from ..errors import PeerError, SecureInferError, SessionError, SettingsError, UsageError
+from ..errors import LimitError, PeerError, SecureInferError, SessionError, SettingsError, UsageError
 from ..graph.ir import MODEL_OWNER
 from ..graph.structure import flatten_inputs, unflatten_output
 from ..measure.figures import CallerTimings, PlannedStep, ProgramInfo
 from ..plan.program import Program
 from .inputs import check_inputs
 from .launch import Child
+from .room import Room, least
 from .tensors import pack, unpack
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class Session:
     ) -> None:
         self.program = program
         self._settings = settings
-        self._ready = 0
-        self._timings: dict[str, dict[int, float]] = {"offline": {}, "online": {}}
+        self._ready = 0  # prepared, at least so many
+        self._outstanding = 0  # prepared or ordered, and not yet used
+        self._online_ms: dict[int, float] = {}
         self._failed: SecureInferError | None = None
         start = time.perf_counter()
         self._worker = Child(
@@ -63,45 +65,61 @@ class Session:
         self._polite = [True]
         self._finish = weakref.finalize(self, _finish, self._worker, cleanup, self._polite)
         try:
-            self._worker.receive(SIGN_OF_LIFE_SECONDS)
+            body, _ = self._worker.receive(SIGN_OF_LIFE_SECONDS)
         except BaseException:
             self._polite[0] = False
             self._finish()
             raise
         self._setup_ms = 1000 * (time.perf_counter() - start)
+        self._fewest, self._room = least({name: Room(**room) for name, room in body["rooms"].items()})
 
-    def prepare(self, n: int = 1) -> None:
-        """Make the correlated randomness of `n` inferences ahead of their inputs (the offline phase)."""
+    def prepare(self, n: int = 1, wait: bool = True) -> None:
+        """Make the correlated randomness of `n` inferences ahead of their inputs (the offline phase).
+
+        wait: return when all is there. Raises LimitError, and does nothing, where that is more than every party keeps.
+        wait=False returns at once: dealing goes on while inferences run, and what does not fit waits until they have used
+        some. A fault meanwhile is raised by the next call.
+        """
+        self._check_open()
         if type(n) is not int or n < 0:
             raise UsageError(f"prepare takes how many inferences to prepare, got {n!r}")
-        for _ in range(n):
-            start = time.perf_counter()
-            body, _ = self._request({"op": "prepare"})
-            self._timings["offline"][int(body["index"])] = 1000 * (time.perf_counter() - start)
-            self._ready += 1
+        room = self._room.inferences
+        if wait and self._outstanding + n > room:
+            raise LimitError(
+                f"{self._outstanding} inferences are prepared or ordered, and {n} more do not fit: {self._fewest} keeps "
+                f"material of {room} at most ({self._room}). Prepare at most {max(0, room - self._outstanding)}, use "
+                "prepare(n, wait=False), which deals on as inferences make room, or raise the limit there"
+            )
+        if n:
+            self._take(self._request({"op": "prepare", "n": n, "wait": wait})[0])
+            self._outstanding += n
 
     def infer(self, *inputs: Any, **named: Any) -> Any:
         """The model's answer, in the model's own output structure.
 
         Inputs as the model's forward takes them. Raises InputError or RangeError before anything is sent, and
-        then the session stays usable. Prepares, where nothing is prepared.
+        then the session stays usable. Takes what was prepared first, waits for it if it is being dealt, and prepares if
+        nothing was.
         """
         self._check_open()
         tensors = check_inputs(
             self.program.graph, flatten_inputs(self.program.graph.input_spec, inputs, named)
         )
-        if not self._ready:
+        if not self._outstanding:
             self.prepare()
+        elif not self._ready:
+            self._take(self._request({"op": "await"})[0])
         start = time.perf_counter()
         heads, blobs = pack(tensors)
-        self._ready -= 1
+        self._outstanding -= 1
         body, answer = self._request({"op": "infer", "inputs": heads}, list(blobs))
+        self._take(body)
         outputs = unpack(body["outputs"], answer)
         missing = [name for name in self.program.graph.outputs if name not in outputs]
         if missing:
             raise SessionError(f"this party is not among those that get the outputs ({', '.join(missing)})")
         result = unflatten_output(self.program.graph.output_spec, outputs)
-        self._timings["online"][int(body["index"])] = 1000 * (time.perf_counter() - start)
+        self._online_ms[int(body["index"])] = 1000 * (time.perf_counter() - start)
         return result
 
     def report(self) -> Report:
@@ -110,7 +128,8 @@ class Session:
         from ..measure.report import build_report
 
         body, _ = self._request({"op": "report"})
-        timings = CallerTimings(self._setup_ms, dict(self._timings["offline"]), dict(self._timings["online"]))
+        # Dealing may go on without a call, so that the workers' clocks are those of the offline phase.
+        timings = CallerTimings(self._setup_ms, online=dict(self._online_ms))
         peers = (self._settings.peers.model_owner, self._settings.peers.dealer)
         stated = self._settings.network
         network = network_between(
@@ -135,6 +154,9 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session of {self._settings.name} {'open' if self._failed is None else 'closed'}>"
+
+    def _take(self, body: dict[str, Any]) -> None:
+        self._ready = int(body["ready"])
 
     def _check_open(self) -> None:
         if self._failed is not None:

@@ -25,16 +25,23 @@ _MAX_TEXT = 4000
 
 def to_json(error: BaseException, party: str) -> dict[str, Any]:
     """An error for the process that started this one, which belongs to the same party."""
-    if not isinstance(error, SecureInferError):
-        # The kind and the place alone: the text of a foreign exception may quote a value.
-        where = "".join(traceback.format_tb(error.__traceback__))
-        log.error("%s: unexpected %s\n%s", party, type(error).__name__, where)
-        error = SessionError(f"{party}: unexpected {type(error).__name__} in its worker; its log says where")
+    error = told(error, party)
     body = {"code": error.code, "message": str(error), "detail": error.public_detail}
     if isinstance(error, PeerError):
         body["peer"] = error.peer
         body["message"] = str(error).removeprefix(f"{error.peer}: ")
     return body
+
+
+def told(error: BaseException, party: str) -> SecureInferError:
+    """The error itself, or one of ours in its place: a foreign one is logged, by its kind and place alone, since its text
+    may quote a value.
+    """
+    if isinstance(error, SecureInferError):
+        return error
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s: unexpected %s\n%s", party, type(error).__name__, where)
+    return SessionError(f"{party}: unexpected {type(error).__name__} in its worker; its log says where")
 
 
 def from_json(body: dict[str, Any]) -> SecureInferError:

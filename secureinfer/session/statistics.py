@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,14 @@ one.
 """
 
 
+SETTLE_SECONDS = 5.0
+"""What a report waits for a run that is just about to end."""
+
+
 class Statistics:
-    """Times, rounds and bytes of each run of a phase at this party."""
+    """Times, rounds and bytes of each run of a phase at this party. Two runs may overlap, in two threads: bytes and rounds
+    are counted for each, but whose the processor's time was is then not known.
+    """
 
     def __init__(self, party: str, role: str, links: Mapping[str, Link], clock: Clock, threads: int) -> None:
         self._head = {"party": party, "role": role, "threads": threads}
@@ -28,37 +35,58 @@ class Statistics:
         self._runs: dict[str, deque[dict[str, Any]]] = {
             phase: deque(maxlen=MAX_RUNS) for phase in ("setup", "offline", "online")
         }
+        self._changed = threading.Condition()
+        self._active = self._begun = 0
+
+    @property
+    def active(self) -> int:
+        """How many runs are going on."""
+        return self._active
 
     @contextmanager
     def run(self, phase: str, inference: int, step_times: dict[int, float] | None = None) -> Iterator[None]:
         """Measure one run. step_times: filled by the block, seconds by plan step. A run that fails is not
         kept.
         """
+        with self._changed:
+            alone = not self._active
+            self._active += 1
+            self._begun += 1
+            begun = self._begun
         start, cpu = time.perf_counter(), time.process_time()
-        yield
-        latency, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-        counted = {peer: link.settle(phase, inference) for peer, link in self._links.items()}
-        runs = self._runs[phase]
-        if len(runs) > MAX_DETAILED:
-            runs[-MAX_DETAILED]["steps"] = {}
-        runs.append(
-            {
-                "inference": inference,
-                "latency_ms": 1000 * latency,
-                "rounds": self._clock.counts.pop((phase, inference), 0),
-                "cpu_seconds": cpu_seconds,
-                "peak_memory_bytes": peak_memory_bytes(),
-                "links": {peer: _link(steps) for peer, steps in counted.items()},
-                "steps": _steps(counted, step_times or {}),
-            }
-        )
+        try:
+            yield
+            latency, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+            with self._changed:
+                counted = {peer: link.settle(phase, inference) for peer, link in self._links.items()}
+                runs = self._runs[phase]
+                if len(runs) > MAX_DETAILED:
+                    runs[-MAX_DETAILED]["steps"] = {}
+                runs.append(
+                    {
+                        "inference": inference,
+                        "latency_ms": 1000 * latency,
+                        "rounds": self._clock.counts.pop((phase, inference), 0),
+                        "cpu_seconds": cpu_seconds if alone and self._begun == begun else None,
+                        "peak_memory_bytes": peak_memory_bytes(),
+                        "links": {peer: _link(steps) for peer, steps in counted.items()},
+                        "steps": _steps(counted, step_times or {}),
+                    }
+                )
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **self._head,
-            "phases": {phase: list(runs) for phase, runs in self._runs.items()},
-            "peak_memory_bytes": peak_memory_bytes(),
-        }
+        """All runs that have ended. A peer may know of one's end by its last frame just before it is recorded here."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._active, SETTLE_SECONDS)
+            return {
+                **self._head,
+                "phases": {phase: list(runs) for phase, runs in self._runs.items()},
+                "peak_memory_bytes": peak_memory_bytes(),
+            }
 
 
 def _link(steps: Mapping[int, Counter]) -> dict[str, int]:

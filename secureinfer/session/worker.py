@@ -7,6 +7,7 @@ time. It ends with its session, on any error, and when the process that started 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import logging
 import os
@@ -123,10 +124,20 @@ class Worker:
         statistics = self._make_engine(loading, hello)
         if self.engine is None:
             raise SessionError("there is no engine")
-        kind = ModelOwnerSession if s.role == "model_owner" else DealerSession
-        session = kind(
-            self.engine, statistics, self.links[data_owner], self.links[other], idle=s.deadlines.idle
-        )
+        links, idle = (self.links[data_owner], self.links[other]), s.deadlines.idle
+        session: ModelOwnerSession | DealerSession
+        if s.role == "model_owner":
+            session = ModelOwnerSession(
+                self.engine,
+                statistics,
+                *links,
+                idle=idle,
+                step=s.deadlines.step,
+                limits=s.limits,
+                party=s.name,
+            )
+        else:
+            session = DealerSession(self.engine, statistics, *links, idle=idle)
         session.setup()
         self._step_deadlines()
         session.serve()
@@ -158,6 +169,8 @@ class Worker:
                     self.links[hello.model_owner],
                     self.links[hello.dealer],
                     step=s.deadlines.step,
+                    limits=s.limits,
+                    party=s.name,
                 )
                 session.setup()
         except SecureInferError as error:
@@ -165,7 +178,8 @@ class Worker:
             self._withdraw(hello)
             raise
         self._step_deadlines()
-        self.parent.send({"event": "ready"})
+        rooms = {name: dataclasses.asdict(room) for name, room in session.rooms.items()}
+        self.parent.send({"event": "ready", "rooms": rooms})
         self._obey(session)
 
     def _make_hello(self) -> Hello:
@@ -219,7 +233,9 @@ class Worker:
             try:
                 message = self.parent.next(timeout=0.5)
             except queue.Empty:
-                self._raise_failure()
+                session.check()
+                if session.busy:
+                    ended = time.monotonic() + self.settings.deadlines.idle
                 if time.monotonic() > ended:
                     raise SessionError(
                         f"no call for {self.settings.deadlines.idle:g} s; the session was closed (deadlines.idle)"
@@ -228,17 +244,11 @@ class Worker:
             if message is None or message[0].get("op") == "close":
                 session.close()
                 return
-            self._raise_failure()
+            session.check()
             with self.parent.heartbeat():
                 answer, blobs = self._do(session, *message)
             self.parent.send(answer, blobs)
             ended = time.monotonic() + self.settings.deadlines.idle
-
-    def _raise_failure(self) -> None:
-        """A peer that is gone ends the session, also one that the next call has no need of."""
-        failed = next((f for link in self.links.values() if (f := link.failure)), None)
-        if failed is not None:
-            raise failed from None
 
     def _do(
         self, session: DataOwnerSession, body: dict[str, Any], blobs: list[bytearray]
@@ -246,15 +256,20 @@ class Worker:
         from .tensors import pack, unpack
 
         operation = body.get("op")
+        answer: dict[str, Any] = {}
+        packed: list[Any] = []
         if operation == "prepare":
-            return {"index": session.prepare()}, []
-        if operation == "infer":
-            index, outputs = session.infer(unpack(body["inputs"], blobs))
-            heads, packed = pack(outputs)
-            return {"index": index, "outputs": heads}, packed
-        if operation == "report":
-            return {"parties": session.report()}, []
-        raise SessionError(f"unknown operation {operation!r}")
+            session.prepare(int(body["n"]), wait=bool(body["wait"]))
+        elif operation == "await":
+            session.await_ready()
+        elif operation == "infer":
+            answer["index"], outputs = session.infer(unpack(body["inputs"], blobs))
+            answer["outputs"], packed = pack(outputs)
+        elif operation == "report":
+            answer["parties"] = session.report()
+        else:
+            raise SessionError(f"unknown operation {operation!r}")
+        return {**answer, "ready": session.ready}, packed
 
     # --- both ---
 
@@ -318,6 +333,7 @@ class Worker:
             links=self.links,
             clock=self.clock,
             session_id=hello.session_id,
+            spool_folder=s.material_folder if s.material == "disk" else None,
         )
         return Statistics(s.name, s.role, self.links, self.clock, s.worker_threads)
 

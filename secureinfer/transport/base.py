@@ -18,8 +18,8 @@ NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
 """Names of parties."""
 
 OFFLINE_DEALT_HEADERS = 4
-"""Frames without payload around the dealing of one inference: data owner to model owner and to dealer, model
-owner to dealer (so that the dealer sees both ask for one index), and model owner to data owner (ready).
+"""Frames without payload around the dealing of one inference: data owner to dealer, dealer to model owner, and back the
+same way when all is there. None on the link between the owners, where an inference may be running.
 """
 
 ONLINE_BEGIN_HEADERS = 1
@@ -124,7 +124,8 @@ class Link(ABC):
     def settle(self, phase: str, inference: int) -> dict[int, Counter]:
         """Take the counters of a finished (phase, inference) out: step -> Counter. `total` still has them."""
         counters = self.counters()
-        keys = [key for key in counters if key[:2] == (phase, inference)]
+        # Another thread may count meanwhile, for another phase or inference.
+        keys = [key for key in list(counters) if key[:2] == (phase, inference)]
         return {key[2]: counters.pop(key) for key in keys}
 
     def total(self) -> Counter:

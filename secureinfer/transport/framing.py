@@ -70,6 +70,11 @@ class FramedLink(Link):
             self._failure = error
         return self._failure
 
+    def interrupt(self, error: SecureInferError) -> None:
+        """End this link from another thread: who waits in it, or uses it later, raises `error`. The peer is told."""
+        self.send_error(error)
+        self.fail(error)
+
     def send(self, address: Address, payload: Buffer = b"") -> None:
         if self._failure is not None:
             raise self._failure

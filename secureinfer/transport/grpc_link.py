@@ -99,6 +99,12 @@ class GrpcLink(FramedLink):
         self.fail(PeerError(self.peer, "sent nothing within the deadline"))
         self._call.cancel()
 
+    def interrupt(self, error: SecureInferError) -> None:
+        super().interrupt(error)
+        self._out.finish()
+        self._out.ended.wait(FLUSH_SECONDS)
+        self._call.cancel()
+
     def _put(self, header: bytes, payload: memoryview) -> None:
         if self._ended is not None or self._closed:
             raise self._failure or self._ended or PeerError(self.peer, "the link is closed")

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from ..errors import PeerError
+from ..errors import PeerError, SecureInferError
 from .base import Clock
 from .framing import FramedLink
 from .limits import MAX_QUEUED_BYTES
@@ -82,6 +82,10 @@ class MemoryLink(FramedLink):
         if chunk is None:
             raise self.fail(PeerError(self.peer, "closed the link"))
         return chunk
+
+    def interrupt(self, error: SecureInferError) -> None:
+        super().interrupt(error)
+        self._into.close()
 
     def close(self) -> None:
         self.fail(PeerError(self.peer, "the link was closed on this side"))

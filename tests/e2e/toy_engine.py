@@ -101,5 +101,6 @@ def make(
     links: Mapping[str, Link],
     clock: Clock,
     session_id: bytes,
+    spool_folder: Path | None = None,
 ) -> Engine:
     return ToyEngine(role, program, compute_parties, dealer, links)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +21,10 @@ from .dealer import Dealer, draw, mask_of_weight
 from .fast import choices, matrices
 from .kernels import StepCall, encode_weight, factored_weight, lookup
 from .packing import pack, packed_bytes, unpack
-from .party import Opening, Party, Request
+from .party import Opening, Parts, Party, Request
 from .randomness import Seed
 from .seeds import agree
+from .spool import Spool
 from .values import Operand, Share
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def make_engine(
     links: Mapping[str, Link],
     clock: Clock,
     session_id: bytes,
+    spool_folder: Path | None = None,
     audit: Callable[[Opening], None] | None = None,
 ) -> Engine:
     """The engine of one party of one MPC session. compute_parties: names in rank order; rank 0 is the model owner."""
@@ -50,7 +53,7 @@ def make_engine(
         return DealerEngine(program, compute_parties, links, session_id)
     if me not in compute_parties:
         raise SessionError(f"{me!r} is not among the compute parties {list(compute_parties)}")
-    return MpcEngine(program, me, compute_parties, dealer, links, session_id, audit)
+    return MpcEngine(program, me, compute_parties, dealer, links, session_id, spool_folder, audit)
 
 
 def trace(
@@ -155,7 +158,7 @@ class _Runner:
 
 
 class MpcEngine(Engine):
-    """A compute party."""
+    """A compute party. spool_folder: where material waits, encrypted, instead of in memory."""
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class MpcEngine(Engine):
         dealer: str,
         links: Mapping[str, Link],
         session_id: bytes,
+        spool_folder: Path | None = None,
         audit: Callable[[Opening], None] | None = None,
     ) -> None:
         self.program = program
@@ -174,6 +178,7 @@ class MpcEngine(Engine):
         self.party = Party(names.index(me), tuple(names), links, audit=audit)
         self._requests, self._masked_weights = trace(program, names)
         self._runner = _Runner(program, self.party)
+        self._spool = None if spool_folder is None else Spool(spool_folder, session_id)
         self._seed: Seed | None = None
         self._deltas: dict[MaskedWeight, SessionWeight] = {}
         self._next = 0
@@ -219,31 +224,52 @@ class MpcEngine(Engine):
         if index < self._next:
             raise CorrelationError(f"inference {index} was already prepared; the next index is {self._next}")
         self._next = index + 1
-        party = self.party
-        material = {}
-        for request in self._requests:
-            kind = request.kind
-            parts = draw(kind, self._seed, party.rank, (index, request.step, request.record))
-            if party.rank == 0:
-                payload = self._links[self._dealer].receive(
-                    Address("offline", index, request.step, request.record + 1), kind.correction_bytes()
-                )
-                parts.update(kind.read_correction(payload))
-            elif isinstance(kind, FixedProduct):
-                # The share of op(x, W) of everyone but the owner does not depend on the input.
-                parts["c"] = parts["c"] + kind.apply(parts["A"], self._deltas[kind.mask])
-            material[request.step, request.record] = (kind, parts)
-        party.material[index] = material
+        if self._spool is None:
+            self.party.material[index] = {
+                (r.step, r.record): (r.kind, self._dealt(index, r, self._seed)) for r in self._requests
+            }
+        else:
+            writer = self._spool.begin(index)
+            try:
+                for r in self._requests:
+                    writer.write(r.step, r.record, r.kind, self._dealt(index, r, self._seed))
+            except BaseException:
+                writer.abandon()
+                raise
+            writer.finish()
         self._seed.forget(index)
 
+    def _dealt(self, index: int, request: Request, seed: Seed) -> Parts:
+        """This party's shares of one record."""
+        kind, rank = request.kind, self.party.rank
+        parts = draw(kind, seed, rank, (index, request.step, request.record))
+        if rank == 0:
+            payload = self._links[self._dealer].receive(
+                Address("offline", index, request.step, request.record + 1), kind.correction_bytes()
+            )
+            parts.update(kind.read_correction(payload))
+        elif isinstance(kind, FixedProduct):
+            # The share of op(x, W) of everyone but the owner does not depend on the input.
+            parts["c"] = parts["c"] + kind.apply(parts["A"], self._deltas[kind.mask])
+        return parts
+
+    def material_bytes(self) -> int:
+        return sum(
+            math.prod(part.shape) * part.dtype.itemsize
+            for request in self._requests
+            for part in request.kind.parts()
+        )
+
     def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor] | None:
-        party = self.party
-        if index not in party.material:
+        party, spool = self.party, self._spool
+        if index not in (party.material if spool is None else spool):
             raise CorrelationError(
                 f"inference {index} has no material; call prepare first, and use each index once"
             )
-        for skipped in [i for i in party.material if i < index]:
+        for skipped in [i for i in list(party.material) if i < index]:
             party.burn(skipped)  # indices only go up (R3)
+        if spool is not None:
+            spool.burn_below(index)
         given = dict(inputs or {})
         for name in self.program.graph.inputs:
             edge = self.program.graph.edge(name)
@@ -251,6 +277,8 @@ class MpcEngine(Engine):
             if mine and name not in given:
                 raise InputError(f"input {name!r} is missing; this party owns it")
         try:
+            if spool is not None:
+                party.material[index] = spool.take(index)
             with runtime.activate(party), torch.inference_mode():
                 return self._runner.run(index, given)
         finally:
@@ -265,6 +293,8 @@ class MpcEngine(Engine):
         for seed in self.party.pair_seeds.values():
             seed.erase()
         self.party.material.clear()
+        if self._spool is not None:
+            self._spool.close()
         self._deltas.clear()
         self._runner.weights = {}
         self._runner.encoded = {}

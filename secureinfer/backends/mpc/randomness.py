@@ -40,12 +40,12 @@ def fresh_nonce() -> bytes:
 
 def agree_seed(first: bytes, second: bytes, *, session: bytes, manifest_digest: str, role: str) -> Seed:
     """A seed from two nonces that were exchanged over an authenticated, encrypted channel."""
-    info = _fields(b"secureinfer seed v1", manifest_digest.encode(), role.encode())
+    info = fields(b"secureinfer seed v1", manifest_digest.encode(), role.encode())
     key = HKDF(algorithm=SHA256(), length=SEED_BYTES, salt=session, info=info).derive(first + second)
     return Seed(key, session)
 
 
-def _fields(*parts: bytes) -> bytes:
+def fields(*parts: bytes) -> bytes:
     """Injective: every part is preceded by its length."""
     return b"".join(len(p).to_bytes(4, "little") + p for p in parts)
 
@@ -93,14 +93,14 @@ class Seed:
         """Raises CorrelationError if this stream was given before, or if the seed was erased."""
         if not self._key:
             raise CorrelationError("the session is closed and its seeds are erased; open a new session")
-        fields = _fields(
+        place = fields(
             self._session,
             inference.to_bytes(8, "little", signed=True),
             step.to_bytes(4, "little"),
             value.to_bytes(4, "little"),
             label.encode(),
         )
-        key = hashlib.blake2b(fields, key=bytes(self._key), digest_size=32).digest()
+        key = hashlib.blake2b(place, key=bytes(self._key), digest_size=32).digest()
         given = self._given.setdefault(inference, set())
         if key in given:
             raise CorrelationError(
