@@ -1,8 +1,9 @@
 """Graph → Graph: products keep their double scale in a window of their own, and are cut where it is cheapest.
 
 A product edge becomes *raw*: scale s of both operands together, ring bits k from its bound. Raw edges flow through what is
-linear (additions, reshapes) into kernels that cut and compare from one opening (ReLU and its kind); before anything else
-a `rescale` node cuts them, and an exact one where the graph's output is revealed (R5).
+linear (additions, reshapes) into kernels that cut and compare from one opening (ReLU and its kind), or only compare
+(argmax); before anything else a `rescale` node cuts them. The cut is exact where what follows up to an output of the graph
+computes exactly: else answers to equal inputs would show how it was rounded (R5).
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from typing import Any
 
 from ....graph.ir import Edge, Graph, Node, Visibility
 from .. import windows
+from .indices import argmax_bits, argmax_fits, index_bits
 
 PRODUCTS = ("linear", "matmul", "convolution", "embedding")
 PASSES_ON = ("add", "sub", "neg", "reshape", "permute", "slice", "select", "cat", "flip", "expand")
 CUTS = ("relu", "clamp", "abs")
-"""Operators whose kernels take a raw operand."""
+"""Operators whose kernels take a raw operand and cut it."""
+
+EXACT = frozenset((
+    *PASSES_ON, *CUTS, "amax", "argmax", "max_pool2d", "sign", "where", "pad", "index_select", "sum", "cumsum", "cast",
+    "any", "lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or",
+))  # fmt: skip
+"""Operators that compute exactly: how their operand was rounded shows in their result."""
 
 RAW = ".raw"
 
@@ -37,7 +45,8 @@ class _Lowering:
         for node in graph.nodes:
             for name in node.inputs:
                 self._users.setdefault(name, []).append(node)
-        self._takes: dict[str, bool] = {}
+        self._takes: dict[tuple[str, int], bool] = {}
+        self._exposed: dict[str, bool] = {}
         self._raw: set[str] = set()
 
     def run(self) -> Graph:
@@ -55,7 +64,7 @@ class _Lowering:
         edge = self._edges[name]
         raw = replace(edge, scale=scale, ring_bits=windows.width_of(edge.bound or 0.0, scale))
         final = name in self._graph.outputs
-        if not final and self._takes_raw(name):
+        if not final and self._takes_raw(name, scale):
             self._edges[name] = raw
             self._raw.add(name)
             return [node]
@@ -64,19 +73,23 @@ class _Lowering:
         hidden = name + RAW
         self._edges[hidden] = replace(raw, name=hidden)
         self._raw.add(hidden)
-        cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), {"exact": final}, node.path)
+        attrs = {"exact": self._is_exposed(name)}
+        cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), attrs, node.path)
         return [replace(node, outputs=(hidden,)), cut]
 
     def _cut_operands(self, node: Node) -> Iterable[Node]:
         """A node whose result is not raw: operands that are, and that its kernel does not take, are cut first."""
-        if node.op in CUTS:
+        if node.op in CUTS or (
+            node.op == "argmax" and self._fits_argmax(node, self._edges[node.inputs[0]].scale)
+        ):
             return [node]
+        exact = node.op in EXACT and self._is_exposed(node.outputs[0])
         out, inputs = [], []
         for name in node.inputs:
             if name in self._raw:
                 cut = f"{name}.for.{node.name}"
                 self._edges[cut] = replace(self._graph.edge(name), name=cut)
-                out.append(Node(cut, "rescale", (name,), (cut,), {"exact": False}, node.path))
+                out.append(Node(cut, "rescale", (name,), (cut,), {"exact": exact}, node.path))
                 name = cut
             inputs.append(name)
         return [*out, replace(node, inputs=tuple(inputs)) if out else node]
@@ -99,32 +112,63 @@ class _Lowering:
             return None
         return scale if windows.fits(edge.bound, scale) and scale >= self._precision else None
 
-    def _takes_raw(self, name: str) -> bool:
-        """Whether every user of an edge takes it raw."""
-        if name not in self._takes:
+    def _is_exposed(self, name: str) -> bool:
+        """Whether the graph's outputs show how an edge was rounded."""
+        if name not in self._exposed:
             users = self._users.get(name, [])
-            self._takes[name] = bool(users) and all(self._takes_operand(user, name) for user in users)
-        return self._takes[name]
+            self._exposed[name] = name in self._graph.outputs or any(
+                user.op in EXACT and self._is_exposed(user.outputs[0]) for user in users
+            )
+        return self._exposed[name]
 
-    def _takes_operand(self, user: Node, name: str) -> bool:
+    def _takes_raw(self, name: str, scale: int) -> bool:
+        """Whether every user of an edge takes it raw, at `scale` fraction bits."""
+        if (name, scale) not in self._takes:
+            users = self._users.get(name, [])
+            taken = bool(users) and all(self._takes_operand(user, name, scale) for user in users)
+            self._takes[name, scale] = taken
+        return self._takes[name, scale]
+
+    def _takes_operand(self, user: Node, name: str, scale: int) -> bool:
         output = user.outputs[0]
         if user.op in CUTS:
-            return True
+            return not self._is_exposed(output) and _limits_inside(user, self._graph.edge(name))
+        if user.op == "argmax":
+            return self._fits_argmax(user, scale)
         if user.op not in PASSES_ON:
             return False
-        edge, scale = self._graph.edge(output), 2 * self._precision + 8
+        edge, scale = self._graph.edge(output), max(scale, 2 * self._precision + 8)
         fits = edge.bound is not None and windows.fits(edge.bound, scale)
-        return fits and (output in self._graph.outputs or self._takes_raw(output))
+        return fits and (output in self._graph.outputs or self._takes_raw(output, scale))
+
+    def _fits_argmax(self, node: Node, scale: int) -> bool:
+        """Whether an argmax takes its operand raw: where it only compares, and no value is carried on."""
+        edge, dim = self._graph.edge(node.inputs[0]), node.attrs["dim"]
+        return not index_bits(edge, dim) and argmax_fits(edge, dim, scale)
 
     def _widen(self, nodes: list[Node]) -> None:
-        """A raw operand of a raw sum is computed in the sum's ring, where that is wider."""
+        """A raw operand of a raw sum, or of an argmax, is computed in the ring that this takes, where that is wider."""
         for node in reversed(nodes):
             out = self._edges[node.outputs[0]]
-            if node.op not in PASSES_ON or out.name not in self._raw:
+            if node.op == "argmax":
+                bits = argmax_bits(self._edges[node.inputs[0]], node.attrs["dim"])
+            elif node.op in PASSES_ON and out.name in self._raw:
+                bits = out.ring_bits
+            else:
                 continue
             for name in node.inputs:
-                if name in self._raw and self._edges[name].ring_bits < out.ring_bits:
-                    self._edges[name] = replace(self._edges[name], ring_bits=out.ring_bits)
+                if name in self._raw and self._edges[name].ring_bits < bits:
+                    self._edges[name] = replace(self._edges[name], ring_bits=bits)
+
+
+def _limits_inside(node: Node, edge: Edge) -> bool:
+    """Whether a clamp's limits leave something between them within the range of its operand, as clamp.window needs."""
+    if node.op != "clamp":
+        return True
+    low, high, bound = node.attrs["min"], node.attrs["max"], max(edge.bound or 0.0, 1.0)
+    if low is not None and high is not None and low > high:
+        return False
+    return (low is None or low < bound) and (high is None or high > -bound)
 
 
 def product_scale(node: Node, operands: list[Edge]) -> int:
