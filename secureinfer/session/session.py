@@ -21,6 +21,7 @@ whatever happens (rule R3).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -320,7 +321,10 @@ class DealerSession:
             address, payload = self._data_owner.receive_any(self._idle, limit=MAX_COMMAND_BYTES)
             if address == COMMAND:
                 if not _command(self._data_owner, payload, self._statistics):
-                    self._model_owner.send(COMMAND, json.dumps({"command": "close"}).encode())
+                    with contextlib.suppress(
+                        PeerError
+                    ):  # it may have gone, since the data owner tells it first
+                        self._model_owner.send(COMMAND, json.dumps({"command": "close"}).encode())
                     return
             elif address == Address("offline", self._next, 0, 0) and not len(payload):
                 self._deal(address.inference)

@@ -233,10 +233,10 @@ class MpcEngine(Engine):
             try:
                 for r in self._requests:
                     writer.write(r.step, r.record, r.kind, self._dealt(index, r, self._seed))
+                writer.finish()
             except BaseException:
                 writer.abandon()
                 raise
-            writer.finish()
         self._seed.forget(index)
 
     def _dealt(self, index: int, request: Request, seed: Seed) -> Parts:

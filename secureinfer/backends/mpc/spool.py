@@ -7,9 +7,10 @@ session, inference, step, record and kind. Tags stay in memory with the key: the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +53,8 @@ class _Sealed:
     def burn(self) -> None:
         self.key[:] = bytes(len(self.key))
         self.records.clear()
-        self.file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take
+            self.file.close()
 
 
 class Spool:
@@ -164,23 +166,30 @@ class Writer:
         cipher = Cipher(algorithms.AES(sealed.key), modes.GCM(_nonce(len(sealed.records))))
         encryptor = cipher.encryptor()
         encryptor.authenticate_additional_data(self._spool.place(self._inference, step, record, kind))
-        try:
+        with self._disk():
             for part in kind.parts():
                 array = parts[part.name].contiguous().numpy().reshape(-1).view(np.uint8)
                 for start in range(0, array.size, PIECE_BYTES):
                     count = encryptor.update_into(array[start : start + PIECE_BYTES].data, self._buffer)
                     sealed.file.write(memoryview(self._buffer)[:count])
             encryptor.finalize()
+        sealed.records.append(_Record(step, record, kind, encryptor.tag))
+
+    def finish(self) -> None:
+        """All of it was written: it can be taken."""
+        with self._disk():
+            self._sealed.file.flush()
+        self._spool.add(self._inference, self._sealed)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise SessionError(
                 f"material cannot be written to {self._spool.folder} ({error.strerror}); make room there, or lower "
                 "limits.material_bytes"
             ) from None
-        sealed.records.append(_Record(step, record, kind, encryptor.tag))
-
-    def finish(self) -> None:
-        """All of it was written: it can be taken."""
-        self._spool.add(self._inference, self._sealed)
 
     def abandon(self) -> None:
         self._sealed.burn()
