@@ -13,6 +13,7 @@ from ..errors import CompileError
 from .int8 import SCALE_BITS, quantized_nodes
 from .ir import Edge, Graph, Visibility
 from .ops import run_reference
+from .reach import greatest_values
 
 HEAD_ROOM = 16
 LEAST = 16.0
@@ -27,7 +28,8 @@ def power_of_two(x: float) -> float:
 def with_ranges(
     graph: Graph, tensors: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]]
 ) -> Graph:
-    """The graph with a bound on every edge that computes with finite values.
+    """The graph with a bound on every edge that computes with finite values: where it is known, the greatest that any
+    accepted input can reach (reach.py), and else what examples give, with head-room.
 
     batches: input edge -> tensor, of the compiled shapes. Raises CompileError where a shape differs or where
     a shared edge is not finite on one of them.
@@ -63,6 +65,11 @@ def with_ranges(
         edges[scale.name] = dataclasses.replace(scale, bound=2.0 ** (SCALE_BITS - scale.scale))
     for name, rows in _rows_behind(graph).items():
         edges[name] = dataclasses.replace(edges[name], bound=power_of_two(max(rows - 1, 1)))
+    for name, value in greatest_values(graph, tensors, edges).items():
+        edge = edges[name]
+        if edge.dtype != "bool":
+            least = LEAST if edge.dtype.startswith("float") else 1.0
+            edges[name] = dataclasses.replace(edge, bound=power_of_two(max(value, least)))
     return dataclasses.replace(graph, edges=MappingProxyType(edges))
 
 
