@@ -50,6 +50,7 @@ def compile(
     owners: Mapping[str, str] | None = None,
     reveal_to: Sequence[str] | None = None,
     precision_bits: int = 16,
+    public_weights: bool | Sequence[str] = False,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Program:
     """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
@@ -60,6 +61,8 @@ def compile(
     fix shapes and types. calibration: more such inputs, from which the greatest values are taken; 16 times that is the
     range of the program. protocol: of "mpc", "fast" or "crypten", which has the generic kernels alone. owners: input
     name -> data owner. reveal_to: who gets the output. precision_bits: fraction bits of fixed point, 8 to 20.
+    public_weights: parameters, buffers or modules by name, or True for all: they stand in the public file, everybody who
+    runs the program holds them, and products with them cost no message.
 
     Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
     traced, SettingsError for a choice that does not exist or cannot work.
@@ -81,6 +84,7 @@ def compile(
         owners=owners,
         reveal_to=reveal_to,
         precision_bits=precision_bits,
+        public_weights=public_weights,
         keep_unsupported=True,
     )
     options = {"precision_bits": precision_bits}

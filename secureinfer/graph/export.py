@@ -43,6 +43,7 @@ def export_graph(
     owners: Mapping[str, str] | None = None,
     reveal_to: Sequence[str] | None = None,
     precision_bits: int = 16,
+    public_weights: bool | Sequence[str] = False,
     keep_unsupported: bool = False,
 ) -> tuple[Graph, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The model as a Graph, its private weights and its public constants, both float32, int64 or bool by edge
@@ -55,11 +56,11 @@ def export_graph(
     ranges, for the planner to list with its own.
 
     What becomes public: constants written in the code, sizes, integer and boolean buffers that are not saved
-    with the model (persistent=False), and integer buffers that are zero or count upwards. Everything else
-    of the model is private.
+    with the model (persistent=False), integer buffers that are zero or count upwards, and the parameters and buffers
+    that public_weights names, or all of them. Everything else of the model is private.
 
     Raises CompileError where torch cannot trace the model, UnsupportedModelError with all nodes that have no
-    canonical form, SettingsError for owners that do not exist.
+    canonical form, SettingsError for owners or public weights that do not exist.
     """
     check_module(model)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -76,7 +77,7 @@ def export_graph(
 
     parameters = {name: describe(value, edge_of, name) for name, value in named.items()}
     owner_of, revealed = _owners(list(names.values()), owners, reveal_to)
-    env = _placeholders(draft, program, args, kwargs, names, owner_of)
+    env = _placeholders(draft, program, args, kwargs, names, owner_of, _named_public(model, public_weights))
     _calls(draft, program, env)
     output_tree = _outputs(draft, program, env)
     canonicalise(draft)
@@ -240,6 +241,21 @@ def _structural(t: torch.Tensor, persistent: bool) -> bool:
     return not bool(flat.any()) or bool((flat == steps).all())
 
 
+def _named_public(model: torch.nn.Module, public: bool | Sequence[str]) -> set[str]:
+    """Names of the parameters and buffers that are public, tied ones under each of their names."""
+    state = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    if isinstance(public, bool):
+        return {name for name, _ in state} if public else set()
+    wanted = [public] if isinstance(public, str) else list(public)
+    unknown = [w for w in wanted if not any(name == w or name.startswith(f"{w}.") for name, _ in state)]
+    if unknown:
+        raise SettingsError(
+            f"public_weights names {', '.join(map(str, unknown))}, which is no parameter, buffer or module of the model"
+        )
+    chosen = {id(t) for name, t in state if any(name == w or name.startswith(f"{w}.") for w in wanted)}
+    return {name for name, t in state if id(t) in chosen}
+
+
 def _placeholders(
     draft: Draft,
     program: torch.export.ExportedProgram,
@@ -247,6 +263,7 @@ def _placeholders(
     kwargs: dict[str, Any],
     names: Mapping[int, str],
     owner_of: Mapping[str, str],
+    named_public: set[str],
 ) -> dict[str, Any]:
     """FX placeholder -> Value, or the plain value of an input that is no tensor."""
     env: dict[str, Any] = {}
@@ -282,6 +299,9 @@ def _placeholders(
             if spec.kind is InputKind.CONSTANT_TENSOR
             else spec.kind is InputKind.BUFFER and _structural(tensor, bool(spec.persistent))
         )
+        public = public or spec.target in named_public
+        if public and not bool(torch.isfinite(tensor).all()):
+            raise CompileError(f"{spec.target} holds values that are not finite")
         env[name] = draft.constant(tensor) if public else draft.weight(tensor, spec.target)
     return env
 
