@@ -2,9 +2,10 @@
 
 Real parties run with every logger at DEBUG. Their session answers, refuses inputs, and ends with a party that dies in the
 middle of an inference. Then all that any process wrote is searched: standard output and error, logs, reports, texts of
-errors, and every file under their home, working and temporary folders; and the command lines and environments of all
-processes. The secrets come from inside the processes (recording_engine.py). A second session plants some of them, and
-breaks with an error that quotes others: the same search must find the ones, and not the others.
+errors, every file under their home, working and temporary folders, dealt material in files without a name too; and the
+command lines and environments of all processes. The secrets come from inside the processes (recording_engine.py). A second
+session plants some of them, and breaks with an error that quotes others: the same search must find the ones, and not the
+others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ secrets.token_bytes = token_bytes
 """
 
 CALLER = r"""
-import base64, os, pathlib, sys, traceback
+import base64, contextlib, os, pathlib, sys, traceback
 import numpy as np, torch
 import secureinfer as si
 from secureinfer.session.client import Session
@@ -72,14 +73,30 @@ def told(call):
         print(repr(error), str(error), error.args, vars(error), flush=True)
         traceback.print_exc(file=sys.stdout)
 
+def keep_nameless_files():
+    # What lies on disk without a name, as dealt material does, for as long as a process has it open.
+    mark = f"RECORDS={os.environ['RECORDS']}".encode()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                for fd in (process / "fd").iterdir():
+                    if os.readlink(fd).endswith(" (deleted)") and fd.is_file():
+                        copy = pathlib.Path(os.environ["WRITTEN"]) / f"{process.name}-{fd.name}.nameless"
+                        copy.write_bytes(fd.read_bytes())
+
 def opened():
     return Session(parties.program, parties.settings, engine="recording_engine:make")
 
 x, beyond = given(), given()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(columns, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
-parties = LocalParties(si.compile(model, torch.ones(rows, columns) * 1e6), engine="recording_engine:make", threads=1)
+program = si.compile(model, torch.ones(rows, columns) * 1e6)
+on_disk = {"material": "disk", "material_folder": os.environ["TMPDIR"]}
+overrides = {"data_owner": on_disk, "model_owner": on_disk}
+parties = LocalParties(program, engine="recording_engine:make", threads=1, overrides=overrides)
 with opened() as session:
+    session.prepare()
+    keep_nameless_files()
     answer = session.infer(x)
     torch.testing.assert_close(answer, model(x), rtol=1e-3, atol=50)
     with (pathlib.Path(os.environ["RECORDS"]) / "caller").open("w") as file:
@@ -267,6 +284,7 @@ def test_nothing_that_is_written_holds_a_secret_and_what_is_planted_is_found(wor
     assert names.count("program.si") == 3 and len(world.keys) == 3
     assert len([name for name in names if name.endswith(".log")]) >= 1 + 2 + 3  # the caller, daemons, workers
     assert len([name for name in names if name.endswith(".environ")]) >= 6
+    assert any(file.stat().st_size for file in world.folder.rglob("*.nameless"))  # dealt material
 
     # The twin.
     assert world.caller.stdin is not None
