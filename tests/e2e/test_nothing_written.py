@@ -263,8 +263,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made.wait(b"clean")
         yield made
     finally:
-        caller.stdin.close()
-        caller.wait(30)
+        caller.kill()  # its parties end with it
+        caller.communicate()
 
 
 def test_nothing_that_is_written_holds_a_secret_and_what_is_planted_is_found(world: World) -> None:
