@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .backends import catalog, default_protocol
+from .backends.mpc.rings import LEAST_PRECISION, MOST_PRECISION
 from .compression.adopt import adopt
 from .compression.transform import run
 from .errors import SettingsError
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from .compression.report import CompressionReport
     from .compression.transform import Transform
     from .session.client import Session
-
-LEAST_PRECISION, MOST_PRECISION = 8, 20
-"""Fraction bits. A product of two numbers carries twice as many: at 32, 3 · 4 = 12 · 2**64 is 0 in the 64-bit ring, and
-above 20 too little is left for the whole part of real activations. Below 8 nothing of a model's accuracy is left."""
 
 
 def compress(

@@ -1,4 +1,6 @@
-"""Whether a plan that came in a file may run: its kernels are rows of the catalog that take exactly these steps."""
+"""Whether a plan that came in a file may run: its kernels are rows of the catalog that take exactly these steps, and its
+edges have the scales and rings that these kernels compute with.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,20 @@ def check_plan(
 
     A file could otherwise run `reveal` in the middle of a model: what it opens is hidden by no mask.
     """
+    try:
+        reason = registry.check(graph, plan.steps, options) if registry.check is not None else None
+    except Exception as error:  # whatever odd attributes make a check stumble
+        reason = f"it does not fit ({type(error).__name__})"
+    if reason is not None:
+        raise ProgramFileError(
+            f"this program is not what compiling gives: {reason}; compile the model again",
+            public_detail="scales and rings",
+        )
     for step in plan.steps:
-        reason = _refusal(graph, step, registry, parties, options)
+        try:
+            reason = _refusal(graph, step, registry, parties, options)
+        except Exception as error:  # a formula that stumbles over odd attributes
+            reason = f"the step does not fit it ({type(error).__name__})"
         if reason is not None:
             raise ProgramFileError(
                 f"step {step.index} ({step.node.op}) of this program is planned with kernel {step.kernel!r}: {reason}; "

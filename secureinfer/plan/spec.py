@@ -111,10 +111,20 @@ Lower = Callable[[Graph, Mapping[str, Any]], Graph]
 class Registry:
     """The specs of one backend, in order of preference."""
 
-    def __init__(self, backend: str, specs: Iterable[KernelSpec], lower: Lower | None = None) -> None:
-        """lower: makes the graph one that these kernels run best, before a plan is made. None: as it is."""
+    def __init__(
+        self,
+        backend: str,
+        specs: Iterable[KernelSpec],
+        lower: Lower | None = None,
+        check: Check | None = None,
+    ) -> None:
+        """lower: makes the graph one that these kernels run best, before a plan is made. None: as it is.
+
+        check: why a graph and a plan that came in a file cannot be what compiling gave, or None.
+        """
         self.backend = backend
         self.lower = lower
+        self.check = check
         self.specs: dict[str, KernelSpec] = {}
         for spec in specs:
             if spec.name in self.specs:
@@ -133,6 +143,9 @@ class Step:
     node: Node
     kernel: str
     cost: Cost
+
+
+Check = Callable[[Graph, Iterable[Step], Mapping[str, Any]], str | None]
 
 
 def step_context(graph: Graph, node: Node, parties: int, options: Mapping[str, Any]) -> StepContext:

@@ -31,6 +31,7 @@ from .costs import (
     truncation,
 )
 from .ranges import INVERSE_SCALE
+from .rings import check_rings
 
 # -- looking at a step
 
@@ -704,4 +705,4 @@ def rows() -> Iterable[KernelSpec]:
     return tuple(_ROWS)
 
 
-CATALOG = Registry("mpc", _ROWS)
+CATALOG = Registry("mpc", _ROWS, check=check_rings)

@@ -12,6 +12,7 @@ from ....graph.ir import MODEL_OWNER, Edge, Visibility
 from ....plan.spec import Cost, KernelSpec, Registry, StepContext
 from .. import ranges, windows
 from ..catalog import CATALOG as GENERIC
+from ..rings import check_rings
 from . import costs
 from .indices import argmax_bits, argmax_fits, index_bits, places
 from .lowering import lower, product_scale
@@ -292,4 +293,4 @@ def _embedding_cost(c: StepContext) -> Cost:
 _row("embedding", "embedding.window.one_hot", _ids, _embedding_cost, lambda c: _unit(c) / 2 + _product_error(c),
      "PROTOCOLS: private embedding in the table's ring; the ids are never opened")  # fmt: skip
 
-CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower)
+CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower, check_rings)

@@ -23,8 +23,8 @@ CUTS = ("relu", "clamp", "abs")
 """Operators whose kernels take a raw operand and cut it."""
 
 EXACT = frozenset((
-    *PASSES_ON, *CUTS, "amax", "argmax", "max_pool2d", "sign", "where", "pad", "index_select", "sum", "cumsum", "cast",
-    "any", "lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or",
+    *PASSES_ON, *CUTS, "rescale", "amax", "argmax", "max_pool2d", "sign", "where", "pad", "index_select", "sum", "cumsum",
+    "cast", "any", "lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or",
 ))  # fmt: skip
 """Operators that compute exactly: how their operand was rounded shows in their result."""
 
@@ -46,7 +46,7 @@ class _Lowering:
             for name in node.inputs:
                 self._users.setdefault(name, []).append(node)
         self._takes: dict[tuple[str, int], bool] = {}
-        self._exposed: dict[str, bool] = {}
+        self._exposed = exposed(graph)
         self._raw: set[str] = set()
 
     def run(self) -> Graph:
@@ -73,7 +73,7 @@ class _Lowering:
         hidden = name + RAW
         self._edges[hidden] = replace(raw, name=hidden)
         self._raw.add(hidden)
-        attrs = {"exact": self._is_exposed(name)}
+        attrs = {"exact": name in self._exposed}
         cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), attrs, node.path)
         return [replace(node, outputs=(hidden,)), cut]
 
@@ -83,7 +83,7 @@ class _Lowering:
             node.op == "argmax" and self._fits_argmax(node, self._edges[node.inputs[0]].scale)
         ):
             return [node]
-        exact = node.op in EXACT and self._is_exposed(node.outputs[0])
+        exact = node.op in EXACT and node.outputs[0] in self._exposed
         out, inputs = [], []
         for name in node.inputs:
             if name in self._raw:
@@ -112,15 +112,6 @@ class _Lowering:
             return None
         return scale if windows.fits(edge.bound, scale) and scale >= self._precision else None
 
-    def _is_exposed(self, name: str) -> bool:
-        """Whether the graph's outputs show how an edge was rounded."""
-        if name not in self._exposed:
-            users = self._users.get(name, [])
-            self._exposed[name] = name in self._graph.outputs or any(
-                user.op in EXACT and self._is_exposed(user.outputs[0]) for user in users
-            )
-        return self._exposed[name]
-
     def _takes_raw(self, name: str, scale: int) -> bool:
         """Whether every user of an edge takes it raw, at `scale` fraction bits."""
         if (name, scale) not in self._takes:
@@ -132,7 +123,7 @@ class _Lowering:
     def _takes_operand(self, user: Node, name: str, scale: int) -> bool:
         output = user.outputs[0]
         if user.op in CUTS:
-            return not self._is_exposed(output) and _limits_inside(user, self._graph.edge(name))
+            return output not in self._exposed and _limits_inside(user, self._graph.edge(name))
         if user.op == "argmax":
             return self._fits_argmax(user, scale)
         if user.op not in PASSES_ON:
@@ -159,6 +150,15 @@ class _Lowering:
             for name in node.inputs:
                 if name in self._raw and self._edges[name].ring_bits < bits:
                     self._edges[name] = replace(self._edges[name], ring_bits=bits)
+
+
+def exposed(graph: Graph) -> frozenset[str]:
+    """Edges of which the graph's outputs show how they were rounded."""
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.op in EXACT and node.outputs[0] in found:
+            found.update(node.inputs)
+    return frozenset(found)
 
 
 def _limits_inside(node: Node, edge: Edge) -> bool:
