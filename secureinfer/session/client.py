@@ -84,7 +84,7 @@ class Session:
         if type(n) is not int or n < 0:
             raise UsageError(f"prepare takes how many inferences to prepare, got {n!r}")
         room = self._room.inferences
-        if wait and self._outstanding + n > room:
+        if wait and n and self._outstanding + n > room:
             raise LimitError(
                 f"{self._outstanding} inferences are prepared or ordered, and {n} more do not fit: {self._fewest} keeps "
                 f"material of {room} at most ({self._room}). Prepare at most {max(0, room - self._outstanding)}, use "
