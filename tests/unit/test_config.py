@@ -167,6 +167,33 @@ def test_only_a_data_owner_states_a_network(role: str) -> None:
         make_settings({**listens, "network": {"name": "lan"}})
 
 
+def test_only_owners_keep_material(tmp_path: Path) -> None:
+    text = refused(tmp_path, GOOD + "[limits]\nprepared_inferences = 2\n")
+    assert "limits: a dealer keeps no material" in text
+    disk = 'material = "disk"\nmaterial_folder = "spool"\n'
+    text = refused(tmp_path, GOOD.replace("[tls]", disk + "[tls]"))
+    assert "material: a dealer keeps" in text and "material_folder: a dealer keeps" in text
+    dealer = load_settings(PARTIES / "dealer" / "dealer.toml")
+    assert make_settings(dealer.model_dump(mode="json")) == dealer  # as its worker gets them
+
+
+def test_material_on_disk_needs_a_folder_which_is_relative_to_the_file(tmp_path: Path) -> None:
+    owner = data_owner("h:1")
+    with pytest.raises(SettingsError, match='material_folder: material = "disk" needs a folder'):
+        make_settings({**owner, "material": "disk"})
+    settings = make_settings({**owner, "material": "disk", "material_folder": "spool"}, folder=tmp_path)
+    assert settings.material_folder == tmp_path / "spool"
+    assert make_settings(owner).limits.prepared_inferences == 64
+
+
+@pytest.mark.parametrize(
+    "limits", [{"prepared_inferences": 0}, {"prepared_inferences": 2.5}, {"material_bytes": -1}, {"bytes": 1}]
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match="limits"):
+        make_settings({**data_owner("h:1"), "limits": limits})
+
+
 def test_a_data_owner_does_not_listen() -> None:
     with pytest.raises(SettingsError, match="only dials"):
         make_settings({**data_owner("h:1"), "listen": {"port": 1}})

@@ -236,6 +236,23 @@ def test_an_error_reaches_the_peer_with_its_public_text_alone(opener: Opener) ->
         assert str(caught.value) == "data_owner: ended the session: the session ended: step 7"
 
 
+def test_a_link_that_another_thread_ends_raises_its_reason_in_who_waits_and_tells_the_peer(
+    opener: Opener,
+) -> None:
+    with opener() as (a, b):
+        reason = PeerError("dealer", "is gone")
+        threading.Timer(0.3, b.interrupt, (reason,)).start()
+        start = time.monotonic()
+        with pytest.raises(PeerError) as caught:
+            b.receive_any(None)
+        assert caught.value is reason and time.monotonic() - start < 5
+        with pytest.raises(PeerError) as caught:
+            a.receive_any(5.0)
+        assert caught.value.peer == "dealer"
+        with pytest.raises(PeerError):
+            b.send(AT, b"")
+
+
 def test_an_error_about_a_third_party_names_it(opener: Opener) -> None:
     with opener() as (a, b):
         b.send_error(PeerError("dealer", "silent"))
