@@ -94,16 +94,22 @@ def compile(
 
 
 def local_session(
-    program: Program, *, timeout: float = 120.0, threads: int | None = None, network: str | None = None
+    program: Program,
+    *,
+    timeout: float = 120.0,
+    threads: int | None = None,
+    network: str | None = None,
+    torch_compile: bool = False,
 ) -> Session:
     """Three real parties on this machine, over mutual TLS, as a session to call: see session/local.py.
 
     timeout: seconds that one message may take. threads: for computing at each party, default half of the cores.
-    network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
+    network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms". torch_compile: fuse local steps
+    on many values, in the background; worth it for sessions of minutes.
     """
     from .session.local import local_session as start
 
-    return start(program, timeout=timeout, threads=threads, network=network)
+    return start(program, timeout=timeout, threads=threads, network=network, torch_compile=torch_compile)
 
 
 def connect(config: str | os.PathLike[str], *, network: str | None = None) -> Session:

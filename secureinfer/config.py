@@ -170,8 +170,10 @@ class Settings(_Checked):
 
     name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
     hold weights. network: a data owner's word for its reports. threads: for computing, default half of the
-    cores. queue_bytes: to send to one peer, before a send waits. limits, material, material_folder: an owner's, on what was
-    dealt and not yet used; "disk" keeps it, encrypted under keys that stay in memory, in files without a name there.
+    cores. torch_compile: an owner's; local steps on many values are compiled in the background, where there is a C++
+    compiler, into a folder of this user's cache. queue_bytes: to send to one peer, before a send waits. limits, material,
+    material_folder: an owner's, on what was dealt and not yet used; "disk" keeps it, encrypted under keys that stay in
+    memory, in files without a name there.
     reveal_to_model_owner: a data owner's consent to programs that show their outputs, which may be its inputs, to the model
     owner too.
     """
@@ -186,6 +188,7 @@ class Settings(_Checked):
     deadlines: Deadlines = Deadlines()
     network: Network | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    torch_compile: bool = False
     queue_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
     limits: Limits = Limits()
     material: Literal["memory", "disk"] = "memory"
@@ -224,7 +227,7 @@ class Settings(_Checked):
         return ("unsafe_trusted_first_party",) if self.unsafe_trusted_first_party else ()
 
 
-_OF_OWNERS = {"limits", "material", "material_folder"}
+_OF_OWNERS = {"limits", "material", "material_folder", "torch_compile"}
 _LINUX = hasattr(os, "sched_getaffinity")
 
 
@@ -307,7 +310,8 @@ def _role_faults(role: object, states: set[str], peers: set[str]) -> list[str]:
             if "dealer" in peers:
                 faults.append("peers.dealer: a dealer dials nobody; remove this table")
             faults += [
-                f"{name}: a dealer keeps no material; remove this" for name in sorted(states & _OF_OWNERS)
+                f"{name}: a dealer takes no part in an inference; remove this"
+                for name in sorted(states & _OF_OWNERS)
             ]
     return faults
 

@@ -48,6 +48,13 @@ def default_protocol(backend: str) -> str:
     raise SettingsError(f"backend {backend!r} does not exist; choose one of {known}")
 
 
+def compile_steps() -> None:
+    """Compile local steps on many values in the background from now on: see mpc/fast/fused.py."""
+    from .mpc.fast import fused
+
+    fused.enable()
+
+
 def make_engine(
     role: str,
     program: Program,

@@ -26,6 +26,7 @@ def local_session(
     timeout: float = 120.0,
     threads: int | None = None,
     network: str | None = None,
+    torch_compile: bool = False,
     unsafe_trusted_first_party: bool = False,
 ) -> Session:
     """A session between three parties on this machine, each a process of its own, over mutual TLS.
@@ -33,6 +34,7 @@ def local_session(
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half
     of the cores. network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
+    torch_compile: as in the settings of both owners.
     Everything, certificates included, lives in a temporary folder that goes with the session.
     """
     stated = {} if network is None else {"network": parse_network(network).model_dump()}
@@ -41,7 +43,10 @@ def local_session(
         timeout=timeout,
         threads=threads,
         unsafe=unsafe_trusted_first_party,
-        overrides={"data_owner": stated},
+        overrides={
+            "data_owner": {**stated, "torch_compile": torch_compile},
+            "model_owner": {"torch_compile": torch_compile},
+        },
     )
     return parties.session()
 

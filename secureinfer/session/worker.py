@@ -320,7 +320,11 @@ class Worker:
                 )
         make: Callable[..., Engine]
         if self.engine_name is None:
+            from ..backends import compile_steps
             from ..backends import make_engine as make
+
+            if s.torch_compile:
+                compile_steps()
         else:
             module, _, function = self.engine_name.partition(":")
             make = getattr(importlib.import_module(module), function)

@@ -169,10 +169,10 @@ def test_only_a_data_owner_states_a_network(role: str) -> None:
 
 def test_only_owners_keep_material(tmp_path: Path) -> None:
     text = refused(tmp_path, GOOD + "[limits]\nprepared_inferences = 2\n")
-    assert "limits: a dealer keeps no material" in text
+    assert "limits: a dealer takes no part in an inference" in text
     disk = 'material = "disk"\nmaterial_folder = "spool"\n'
     text = refused(tmp_path, GOOD.replace("[tls]", disk + "[tls]"))
-    assert "material: a dealer keeps" in text and "material_folder: a dealer keeps" in text
+    assert "material: a dealer takes" in text and "material_folder: a dealer takes" in text
     dealer = load_settings(PARTIES / "dealer" / "dealer.toml")
     assert make_settings(dealer.model_dump(mode="json")) == dealer  # as its worker gets them
 

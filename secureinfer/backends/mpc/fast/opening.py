@@ -22,7 +22,7 @@ import torch
 from .. import ring, windows
 from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..party import Parts, Party
-from . import tables
+from . import fused, tables
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _affine(
     if p.tracing:
         return torch.empty_like(quotient)
     cut = kind.cut or 0
-    public = ring.logical_shift(opened.c, cut) - (1 << (kind.bits - 2 - cut))
+    public = _public(opened.c, kind.bits, cut)
     out = -quotient
     if top is not None:
         wrapped = 1 - ring.logical_shift(opened.c, kind.bits - 1)
@@ -210,13 +210,32 @@ class _Opened:
         return out + self.z if p.first else out
 
     def times(self, p: Party, opened: Opened) -> torch.Tensor:
-        parts, top = opened.parts, opened.parts.get("top")
-        # b times what was dealt where z is 0, and 1 - b times it where z is 1
-        bit = torch.where(self.z, (1 if p.first else 0) - parts["bit"], parts["bit"])
-        quotient = torch.where(self.z, parts["quotient"] - parts["bit_quotient"], parts["bit_quotient"])
-        if top is not None:
-            top = torch.where(self.z, top - parts["bit_top"], parts["bit_top"])
-        return _affine(p, opened, quotient, top, bit)
+        parts, kind = opened.parts, opened.kind
+        names = ("bit", "bit_quotient", "quotient", "bit_top", "top")
+        flat = [
+            parts[n].reshape(*parts[n].shape[: -len(kind.shape) or None], -1) for n in names if n in parts
+        ]
+        z, c = self.z.reshape(len(self.z), -1), opened.c.reshape(-1)
+        one = 1 if p.first else 0
+        return fused.run(_gate, c, z, one, kind.bits, kind.cut or 0, *flat).view(self.z.shape)  # type: ignore[no-any-return]
+
+
+def _gate(
+    c: torch.Tensor, z: torch.Tensor, one: int, bits: int, cut: int, bit: torch.Tensor, bit_quotient: torch.Tensor,
+    quotient: torch.Tensor, bit_top: torch.Tensor | None = None, top: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What was dealt times b where z is 0, and times 1 - b where z is 1, as _affine combines it."""
+    factor = torch.where(z, one - bit, bit)
+    out = factor * _public(c, bits, cut) - torch.where(z, quotient - bit_quotient, bit_quotient)
+    if bit_top is None or top is None:
+        return out
+    wrapped = 1 - ring.logical_shift(c, bits - 1)
+    return out + ((torch.where(z, top - bit_top, bit_top) * wrapped) << (bits - cut))
+
+
+def _public(c: torch.Tensor, bits: int, cut: int) -> torch.Tensor:
+    """c / 2**cut without the offset that was added before it was opened."""
+    return ring.logical_shift(c, cut) - (1 << (bits - 2 - cut))
 
 
 @dataclass(frozen=True)
