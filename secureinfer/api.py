@@ -48,6 +48,7 @@ def compile(
     reveal_to: Sequence[str] | None = None,
     precision_bits: int = 16,
     public_weights: bool | Sequence[str] = False,
+    exact_cuts: bool = False,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Program:
     """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
@@ -59,7 +60,8 @@ def compile(
     range of the program. protocol: of "mpc", "fast" or "crypten", which has the generic kernels alone. owners: input
     name -> data owner. reveal_to: who gets the output. precision_bits: fraction bits of fixed point, 8 to 20.
     public_weights: parameters, buffers or modules by name, or True for all: they stand in the public file, everybody who
-    runs the program holds them, and products with them cost no message.
+    runs the program holds them, and products with them cost no message. exact_cuts: with "fast", products of hidden layers
+    are rounded exactly too, for some rounds more, so that many answers to one input tell no more than one does.
 
     Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
     traced, SettingsError for a choice that does not exist or cannot work.
@@ -84,7 +86,13 @@ def compile(
         public_weights=public_weights,
         keep_unsupported=True,
     )
-    options = {"precision_bits": precision_bits}
+    options: dict[str, Any] = {"precision_bits": precision_bits}
+    if exact_cuts:
+        if (backend, protocol) != ("mpc", "fast"):
+            raise SettingsError(
+                "exact_cuts is of backend='mpc' with protocol='fast'; the others round as they do"
+            )
+        options["exact_cuts"] = True
     if registry.lower is not None:
         graph = registry.lower(graph, options)
     plan = make_plan(graph, registry, 1 + len(graph.owners()), options)

@@ -510,6 +510,42 @@ def test_equal_inputs_give_equal_answers(end: str, form: str) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+class Deep(nn.Module):
+    """Hidden layers of the kinds that fast kernels cut: what is rounded there moves the output by a weight of a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.conv, self.last = nn.Conv1d(2, 8, 2, padding=1), nn.Linear(16, 16)
+        with torch.no_grad():
+            self.last.weight *= 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.max_pool1d(torch.relu(self.conv(x.reshape(8, 2, 3))), 2).flatten(1)
+        out: torch.Tensor = self.last(h.clamp(-1.0, 1.0))
+        return out
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_with_exact_cuts_a_deep_model_answers_equal_inputs_equally(int8: bool, form: str) -> None:
+    """Else a data owner, who sees each rounding's threshold, regresses the answers on it: what it finds are weights."""
+    model: nn.Module = Deep().eval()
+    model = si.compress(model, [si.Quantize()])[0] if int8 else model
+    program = si.compile(model, X, exact_cuts=True)
+    first, *others = answers(program, 12)
+    assert all(torch.equal(first, other) for other in others)
+    with torch.no_grad():
+        assert float((first - model(X)).abs().max()) < 2e-3
+    assert all(n.attrs["exact"] for n in program.graph.nodes if n.op == "rescale")
+    first, *others = answers(si.compile(model, X), 12)  # the twin: cuts of hidden layers at random
+    assert any(not torch.equal(first, other) for other in others)
+
+
+def test_exact_cuts_are_a_choice_of_the_fast_protocol() -> None:
+    with pytest.raises(si.SettingsError, match="exact_cuts"):
+        si.compile(Small().eval(), X, protocol="crypten", exact_cuts=True)
+
+
 @pytest.mark.parametrize("int8", [False, True])
 def test_an_output_is_the_product_rounded_down_and_nothing_more(int8: bool) -> None:
     model: nn.Module = nn.Sequential(nn.Linear(6, 16)).eval()

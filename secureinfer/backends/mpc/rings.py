@@ -26,14 +26,14 @@ def check_rings(graph: Graph, steps: Iterable[Step], options: Mapping[str, Any])
     precision = int(options["precision_bits"])
     if not LEAST_PRECISION <= precision <= MOST_PRECISION:
         return f"{precision} fraction bits; programs have {LEAST_PRECISION} to {MOST_PRECISION}"
-    return _Check(graph, precision).run(steps)
+    return _Check(graph, options).run(steps)
 
 
 class _Check:
-    def __init__(self, graph: Graph, precision: int) -> None:
+    def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
         self._graph = graph
-        self._precision = precision
-        self._exposed = exposed(graph)
+        self._precision = int(options["precision_bits"])
+        self._exposed = exposed(graph, options)
         self._raw: set[str] = set()
         self._factors = {n.inputs[-1] for n in graph.nodes if n.attrs.get("quantized")}
 

@@ -32,21 +32,22 @@ RAW = ".raw"
 
 
 def lower(graph: Graph, options: Mapping[str, Any]) -> Graph:
-    """The same function with raw edges and rescale nodes. options: precision_bits."""
-    return _Lowering(graph, int(options["precision_bits"])).run()
+    """The same function with raw edges and rescale nodes. options: precision_bits, and exact_cuts for exact cuts alone."""
+    return _Lowering(graph, options).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, precision: int) -> None:
+    def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
         self._graph = graph
-        self._precision = precision
+        self._precision = int(options["precision_bits"])
+        self._all_exact = bool(options.get("exact_cuts", False))
         self._edges = dict(graph.edges)
         self._users: dict[str, list[Node]] = {}
         for node in graph.nodes:
             for name in node.inputs:
                 self._users.setdefault(name, []).append(node)
         self._takes: dict[tuple[str, int], bool] = {}
-        self._exposed = exposed(graph)
+        self._exposed = exposed(graph, options)
         self._raw: set[str] = set()
 
     def run(self) -> Graph:
@@ -83,7 +84,7 @@ class _Lowering:
             node.op == "argmax" and self._fits_argmax(node, self._edges[node.inputs[0]].scale)
         ):
             return [node]
-        exact = node.op in EXACT and node.outputs[0] in self._exposed
+        exact = self._all_exact or (node.op in EXACT and node.outputs[0] in self._exposed)
         out, inputs = [], []
         for name in node.inputs:
             if name in self._raw:
@@ -152,8 +153,10 @@ class _Lowering:
                     self._edges[name] = replace(self._edges[name], ring_bits=bits)
 
 
-def exposed(graph: Graph) -> frozenset[str]:
-    """Edges of which the graph's outputs show how they were rounded."""
+def exposed(graph: Graph, options: Mapping[str, Any]) -> frozenset[str]:
+    """Edges that must be cut exactly: those of which the graph's outputs show how they were rounded, or all of them."""
+    if options.get("exact_cuts", False):
+        return frozenset(graph.edges)
     found = set(graph.outputs)
     for node in reversed(graph.nodes):
         if node.op in EXACT and node.outputs[0] in found:
