@@ -15,12 +15,14 @@ from torch import nn
 
 import secureinfer as si
 from secureinfer.backends.mpc import dealer as dealer_module
+from secureinfer.backends.mpc import engine as engine_module
 from secureinfer.backends.mpc import randomness, ring, windows
 from secureinfer.backends.mpc.correlations import FixedProduct
 from secureinfer.backends.mpc.engine import MpcEngine
 from secureinfer.backends.mpc.fast import opening
 from secureinfer.backends.mpc.fast.opening import Window
 from secureinfer.backends.mpc.fast.tables import Merge
+from secureinfer.backends.mpc.packing import pack
 from secureinfer.backends.mpc.party import Party
 from secureinfer.backends.mpc.randomness import Seed, Stream
 from secureinfer.errors import CorrelationError
@@ -208,6 +210,41 @@ def test_a_masked_weight_that_reaches_the_dealer_is_seen(monkeypatch: pytest.Mon
     monkeypatch.setattr(MpcEngine, "_open_weights", everywhere)
     with Parties(small(), record=True) as parties:
         assert at_the_dealer(parties.frames)
+
+
+def weight_frames(program: Program) -> list[Frame]:
+    """Frames that hold a piece of a weight: as stored, or as it is encoded in the ring of its masks."""
+    with Parties(program, record=True) as parties:
+        engine: Any = parties.engines["model_owner"]
+        held: set[bytes] = set()
+        for weight in engine._masked_weights:
+            held |= pieces(bytes(pack(engine._encoded(weight), weight.bits)))
+        for tensor in (program.weights or {}).values():
+            held |= pieces(tensor.contiguous().numpy().tobytes())
+        for other in ("data_owner", "dealer"):
+            assert parties.engines[other].__dict__.get("program", program.public()).weights is None
+        parties.infer(*compiled_inputs(program))
+        held.discard(bytes(16))
+        return [f for f in parties.frames if held & pieces(f.payload)]
+
+
+def compiled_inputs(program: Program) -> list[torch.Tensor]:
+    return [torch.ones(program.graph.edge(name).shape) for name in program.graph.inputs]
+
+
+@pytest.mark.parametrize("name", ["fraud_mlp", "fraud_mlp_int8", "lenet", "lenet_int8"])
+def test_no_frame_holds_a_weight_and_no_other_engine_has_one(name: str) -> None:
+    assert weight_frames(compiled(name)[0]) == []
+
+
+@pytest.mark.parametrize("name", ["fraud_mlp", "fraud_mlp_int8"])
+def test_a_weight_that_is_sent_without_a_mask_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the session's masks of weights are zero."""
+    for module in (engine_module, dealer_module):
+        monkeypatch.setattr(module, "mask_of_weight", lambda seed, weight, shape: torch.zeros(shape).long())
+    assert {(f.sender, f.receiver) for f in weight_frames(compiled(name)[0])} == {
+        ("model_owner", "data_owner")
+    }
 
 
 def test_each_party_has_a_seed_of_its_own_with_the_dealer() -> None:
