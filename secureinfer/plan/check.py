@@ -20,15 +20,6 @@ def check_plan(
 
     A file could otherwise run `reveal` in the middle of a model: what it opens is hidden by no mask.
     """
-    try:
-        reason = registry.check(graph, plan.steps, options) if registry.check is not None else None
-    except Exception as error:  # whatever odd attributes make a check stumble
-        reason = f"it does not fit ({type(error).__name__})"
-    if reason is not None:
-        raise ProgramFileError(
-            f"this program is not what compiling gives: {reason}; compile the model again",
-            public_detail="scales and rings",
-        )
     for step in plan.steps:
         try:
             reason = _refusal(graph, step, registry, parties, options)
@@ -40,6 +31,15 @@ def check_plan(
                 "compile the model again",
                 public_detail=f"kernel of step {step.index}",
             )
+    try:
+        reason = registry.check(graph, plan.steps, options) if registry.check is not None else None
+    except Exception as error:  # whatever odd attributes make a check stumble
+        reason = f"it does not fit ({type(error).__name__})"
+    if reason is not None:
+        raise ProgramFileError(
+            f"this program is not what compiling gives: {reason}; compile the model again",
+            public_detail="scales and rings",
+        )
 
 
 def _refusal(

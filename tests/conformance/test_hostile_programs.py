@@ -101,26 +101,26 @@ def is_output(edge: Edge) -> bool:
 
 
 CHANGES: dict[str, tuple[Callable[[Edge], bool], int, Any, str]] = {
-    "a product at another scale": (is_raw, SCALE, 31, "fraction bits"),
-    "a product at the scale of a value": (is_raw, SCALE, 16, "fraction bits"),
+    "a product at another scale": (is_raw, SCALE, 31, "fraction bits|not raw"),
+    "a product at the scale of a value": (is_raw, SCALE, 16, "fraction bits|not raw"),
     "a product in a ring that is too small": (is_raw, RING, 16, "too small"),
     "a product in a ring of odd bits": (is_raw, RING, 44, "no window"),
     "a product in a ring of one bit": (is_raw, RING, 1, "no window"),
     "a product without a bound": (is_raw, BOUND, None, "no bound"),
     "a product with a bound that no ring holds": (is_raw, BOUND, 2.0**60, "no window"),
-    "an input at another scale": (is_input, SCALE, 20, "fraction bits"),
+    "an input at another scale": (is_input, SCALE, 20, "fraction bits|not raw"),
     "an input in a small ring": (is_input, RING, 32, "ring of 32"),
-    "a weight at another scale": (is_weight, SCALE, 8, "fraction bits"),
-    "a hidden value at another scale": (is_hidden, SCALE, 12, "fraction bits"),
+    "a weight at another scale": (is_weight, SCALE, 8, "fraction bits|not raw"),
+    "a hidden value at another scale": (is_hidden, SCALE, 12, "fraction bits|not raw"),
     "a hidden value with more fraction bits than its operand": (
         is_hidden,
         SCALE,
         40,
-        "fraction bits|refus|more",
+        "fraction bits|more",
     ),
     "a hidden value in a small ring": (is_hidden, RING, 32, "ring of 32"),
     "an output in a ring of 8 bits": (is_output, RING, 8, "too small"),
-    "an output at a product's scale": (is_output, SCALE, 32, "fraction bits"),
+    "an output at a product's scale": (is_output, SCALE, 32, "fraction bits|not raw"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Rules R1 to R7 on whole models: what is opened, under which masks, and that a broken rule is seen."""
+"""Rules R1 to R7 on whole models of generic kernels: what is opened, under which masks, and that a broken rule is seen.
+
+The fast kernels are in test_safety_fast.py.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from secureinfer.backends import make_engine as make_session_engine
 from secureinfer.backends.mpc import dealer as dealer_module
 from secureinfer.backends.mpc import kernels, randomness, seeds
 from secureinfer.backends.mpc.communicator import LinkCommunicator
-from secureinfer.backends.mpc.correlations import Truncation
+from secureinfer.backends.mpc.correlations import SessionWeight, Truncation
 from secureinfer.backends.mpc.engine import make_engine
+from secureinfer.backends.mpc.packing import unpack
 from secureinfer.backends.mpc.party import Opening, Party
 from secureinfer.backends.mpc.randomness import Stream
 from secureinfer.backends.mpc.values import Share
@@ -55,7 +59,7 @@ MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
 @pytest.fixture(scope="module")
 def program() -> Program:
     torch.manual_seed(3)
-    return si.compile(Encoder().eval(), (IDS, MASK))
+    return si.compile(Encoder().eval(), (IDS, MASK), protocol="crypten")
 
 
 def audited(program: Program, ids: torch.Tensor = IDS) -> Measured:
@@ -154,7 +158,7 @@ def test_an_opened_id_is_seen(program: Program, monkeypatch: pytest.MonkeyPatch)
         (opened,) = party.open([zero if ids.plain is None else ids.plain], "gather")
         rows = torch.empty(call.outputs[0].shape, dtype=torch.int64, device=zero.device)
         if not party.tracing:
-            rows = call.encoded(table)[opened] if party.first else torch.zeros_like(rows)
+            rows = call.encoded(table).tensor[opened] if party.first else torch.zeros_like(rows)
         return [Share(rows, call.scale)]
 
     monkeypatch.setitem(kernels._BOUND, "embedding.one_hot", gather)
@@ -273,7 +277,8 @@ def engines(program: Program) -> dict[str, Any]:
 def test_the_dealer_deals_each_index_once(program: Program) -> None:
     dealer = engines(program)["dealer"]
     dealer._dealer.seeds = [randomness.Seed(bytes([i]) * 32, bytes(16)) for i in range(2)]
-    dealer._dealer._masks = {n: torch.zeros(s).long() for n, s in dealer._dealer._weights.items()}
+    masks = {w: SessionWeight(torch.zeros(s).long()) for w, s in dealer._dealer._weights.items()}
+    dealer._dealer._masks = masks
     dealer.prepare(4)
     for index in (4, 0, 3):
         with pytest.raises(CorrelationError, match="already dealt"):
@@ -413,21 +418,21 @@ def test_three_parties_shares_of_the_outputs_tell_nothing_but_their_sums(
             z = torch.relu(x + y)
             return z + self.w, z + y
 
-    frames: list[list[list[torch.Tensor]]] = []
-    to_one = LinkCommunicator.to_one
+    frames: list[list[torch.Tensor]] = []
+    to_one = LinkCommunicator.bytes_to_one
 
-    def seen(self: LinkCommunicator, tensors: Any, dst: int) -> Any:
-        rows = to_one(self, tensors, dst)
-        if rows is not None and not self.tracing and dst == 1:
-            frames.append(rows)
+    def seen(self: LinkCommunicator, payload: bytes, dst: int, size: int) -> Any:
+        rows = to_one(self, payload, dst, size)
+        if rows is not None and dst == 1:
+            frames.append([unpack(row, (2, 3), 64) for row in rows])
         return rows
 
-    monkeypatch.setattr(LinkCommunicator, "to_one", seen)
+    monkeypatch.setattr(LinkCommunicator, "bytes_to_one", seen)
     model, x, y = Sums().eval(), torch.tensor([1.0, -1.0, 2.0]), torch.tensor([0.25, 3.0, -8.0])
     program = si.compile(model, (x, y), owners={"x": "bank", "y": "shop"}, reveal_to=("bank",))
     answers = run(program, {"x": x, "y": y}, parties=3).outputs
     for name, expected in zip(program.graph.outputs, model(x, y), strict=True):
         assert float((answers[name] - expected.detach()).abs().max()) < 1e-4
-    ((model_owner, _, shop),) = frames
+    ((model_owner, shop),) = frames
     for rows in (model_owner, shop):
         assert float(((rows[0] - rows[1]).double() / 2**16).abs().min()) > 2**20
