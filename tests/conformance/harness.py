@@ -133,7 +133,9 @@ def one_step(
     node = Node("y", op, tuple(names), ("y",), dict(attrs))
     if attrs.get("quantized"):
         scales = names[-1]
-        edges[scales] = dataclasses.replace(edges[scales], scale=scale_bits(weights[scales]) or 0)
+        edges[scales] = dataclasses.replace(
+            edges[scales], scale=scale_bits({**weights, **constants, **inputs}[scales]) or 0
+        )
     options = {"precision_bits": precision}
     graph = Graph(
         nodes=tuple(n for n, _ in nodes) + (node,),
