@@ -1,4 +1,4 @@
-"""`python -m benchmarks mpc|products|transport [--quick] [--json]`."""
+"""`python -m benchmarks dealing|mpc|products|transport [--quick] [--json]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 from secureinfer.bench import products, transport
 
-from . import mpc
+from . import dealing, mpc
 
-BENCHMARKS = {"mpc": mpc.main, "products": products.main, "transport": transport.main}
+BENCHMARKS = {"dealing": dealing.main, "mpc": mpc.main, "products": products.main, "transport": transport.main}
 
 
 def main(arguments: list[str]) -> int:
