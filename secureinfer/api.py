@@ -48,7 +48,7 @@ def compile(
     reveal_to: Sequence[str] | None = None,
     precision_bits: int = 16,
     public_weights: bool | Sequence[str] = False,
-    exact_cuts: bool = False,
+    exact_cuts: bool | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Program:
     """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
@@ -61,7 +61,8 @@ def compile(
     name -> data owner. reveal_to: who gets the output. precision_bits: fraction bits of fixed point, 8 to 20.
     public_weights: parameters, buffers or modules by name, or True for all: they stand in the public file, everybody who
     runs the program holds them, and products with them cost no message. exact_cuts: with "fast", products of hidden layers
-    are rounded exactly too, for some rounds more, so that many answers to one input tell no more than one does.
+    are rounded exactly too, for some rounds more, so that many answers to one input tell no more than one does; by default
+    where nothing else of the model rounds at random.
 
     Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
     traced, SettingsError for a choice that does not exist or cannot work.
@@ -92,6 +93,8 @@ def compile(
             raise SettingsError(
                 "exact_cuts is of backend='mpc' with protocol='fast'; the others round as they do"
             )
+        options["exact_cuts"] = True
+    if exact_cuts is None and registry.can_be_exact is not None and registry.can_be_exact(graph):
         options["exact_cuts"] = True
     if registry.lower is not None:
         graph = registry.lower(graph, options)

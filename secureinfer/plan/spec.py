@@ -117,14 +117,17 @@ class Registry:
         specs: Iterable[KernelSpec],
         lower: Lower | None = None,
         check: Check | None = None,
+        can_be_exact: Callable[[Graph], bool] | None = None,
     ) -> None:
         """lower: makes the graph one that these kernels run best, before a plan is made. None: as it is.
 
-        check: why a graph and a plan that came in a file cannot be what compiling gave, or None.
+        check: why a graph and a plan that came in a file cannot be what compiling gave, or None. can_be_exact: whether no
+        step of a graph rounds at random once its products are cut exactly.
         """
         self.backend = backend
         self.lower = lower
         self.check = check
+        self.can_be_exact = can_be_exact
         self.specs: dict[str, KernelSpec] = {}
         for spec in specs:
             if spec.name in self.specs:

@@ -15,7 +15,7 @@ from ..catalog import CATALOG as GENERIC
 from ..rings import check_rings
 from . import costs
 from .indices import argmax_bits, argmax_fits, index_bits, places
-from .lowering import lower, product_scale
+from .lowering import can_be_exact, lower, product_scale
 
 _ROWS: list[KernelSpec] = []
 
@@ -293,4 +293,4 @@ def _embedding_cost(c: StepContext) -> Cost:
 _row("embedding", "embedding.window.one_hot", _ids, _embedding_cost, lambda c: _unit(c) / 2 + _product_error(c),
      "PROTOCOLS: private embedding in the table's ring; the ids are never opened")  # fmt: skip
 
-CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower, check_rings)
+CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower, check_rings, can_be_exact)

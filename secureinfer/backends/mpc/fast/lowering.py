@@ -36,6 +36,12 @@ def lower(graph: Graph, options: Mapping[str, Any]) -> Graph:
     return _Lowering(graph, options).run()
 
 
+def can_be_exact(graph: Graph) -> bool:
+    """Whether every step on shared values computes exactly or is a product, which an exact cut may follow."""
+    shared = (n for n in graph.nodes if graph.edge(n.outputs[0]).visibility is Visibility.SHARED)
+    return all(n.op in EXACT or n.op in PRODUCTS for n in shared)
+
+
 class _Lowering:
     def __init__(self, graph: Graph, options: Mapping[str, Any]) -> None:
         self._graph = graph
