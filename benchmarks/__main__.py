@@ -8,7 +8,12 @@ from secureinfer.bench import products, transport
 
 from . import dealing, mpc
 
-BENCHMARKS = {"dealing": dealing.main, "mpc": mpc.main, "products": products.main, "transport": transport.main}
+BENCHMARKS = {
+    "dealing": dealing.main,
+    "mpc": mpc.main,
+    "products": products.main,
+    "transport": transport.main,
+}
 
 
 def main(arguments: list[str]) -> int:
