@@ -55,7 +55,7 @@ def _reshape(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @op("rescale")
 def _rescale(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The identity: fraction bits of a fixed-point value are cut. exact: rounded down, else at random."""
+    """The identity: fraction bits of a fixed-point value are cut. exact: rounded to the nearest, else at random."""
     return x[0]
 
 

@@ -39,7 +39,9 @@ def _rescale(call: StepCall) -> Values:
     k, cut = windows.window(call.operands[0].edge), call.operands[0].edge.scale - out.scale
     shape = tuple(x.tensor.shape)
     if call.attr("exact") and cut:
-        opened = opening.open_window(call.party, x.tensor, opening.Window(shape, k, cut, 0, cut, 1))
+        # To the nearest: rounded down, each layer would be half a unit low on average (field report 19).
+        rounded = x.tensor + ((1 << (cut - 1)) if call.party.first else 0)
+        opened = opening.open_window(call.party, rounded, opening.Window(shape, k, cut, 0, cut, 1))
         return [Share(opening.exactly_truncated(call.party, opened), out.scale)]
     opened = opening.open_window(call.party, x.tensor, opening.Window(shape, k, cut))
     return [Share(opening.truncated(call.party, opened), out.scale)]
