@@ -19,7 +19,7 @@ from . import fast_cases  # noqa: F401  (registers its cases)
 from .cases import CASES, INT8_CASES, Case
 from .harness import Operand, one_step, run
 
-EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "3"))
 FRAME = ("begin", "reveal")
 
 

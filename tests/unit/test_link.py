@@ -298,8 +298,8 @@ def test_a_reader_that_stalls_holds_the_sender_back(opener: Opener) -> None:
         assert sent < 64
 
 
-SILENCE_SECONDS = 5.0
-"""Fifty keep-alive periods of the two tests below; gRPC's unmatched settings end a link after 3.1 to 3.4 s."""
+SILENCE_SECONDS = 4.0
+"""Forty keep-alive periods of the two tests below; gRPC's unmatched settings end a link after 3.1 to 3.4 s."""
 
 
 def test_long_silence_between_frames_does_not_end_a_link(
