@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Compiler:
                 for a in sample:
                     if isinstance(a, torch.Tensor):
                         torch._dynamo.mark_dynamic(a, a.dim() - 1)
-                fused = self._compile(step)
+                fused = self._compile(_copy(step, len(self._ready)))
                 with torch.inference_mode(), contextlib.redirect_stderr(None):
                     fused(*sample)
                 self._ready[key] = fused
@@ -77,6 +78,12 @@ class Compiler:
             with self._changed:
                 self._left -= 1
                 self._changed.notify_all()
+
+
+def _copy(step: Step, number: int) -> Step:
+    """The step with code of its own: torch.compile counts the forms of one code, and gives up at the eighth."""
+    code = step.__code__.replace(co_name=f"{step.__name__}_{number}")
+    return types.FunctionType(code, step.__globals__, step.__name__, step.__defaults__, step.__closure__)
 
 
 def _key(step: Step, args: tuple[Any, ...]) -> Key:
