@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hmac
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from ..errors import AuthenticationError, PeerError, SessionError
+from ..errors import AuthenticationError
 from .base import Clock
+from .data_port import DataPort, no_free_port
 from .grpc_link import ACCEPTED_KEY, METHOD, SESSION_KEY, TOKEN_KEY, GrpcLink, options
 from .limits import FLUSH_SECONDS, Limits
 from .send_queue import SendQueue
 from .tls import Credentials, Identity, peer_identity
 
 
-class Listener:
+class Listener(DataPort[GrpcLink]):
     """A worker's data port: takes one stream from each expected peer of one session, and refuses all else.
 
     expected: who may connect, each with its token. ports: tried in order; 0 lets the system choose.
@@ -35,12 +33,9 @@ class Listener:
         clock: Clock,
         limits: Limits,
     ) -> None:
-        self._expected = dict(expected)
-        self._session_id = session_id
+        super().__init__(session_id, expected)
         self._clock = clock
         self._limits = limits
-        self._links: dict[str, GrpcLink] = {}
-        self._arrived = threading.Condition()
         # A handler's thread feeds its stream's sending side for the whole session, so each peer needs one;
         # one more answers those that are refused.
         workers = len(self._expected) + 1
@@ -74,34 +69,8 @@ class Listener:
     def _admit(self, context: grpc.ServicerContext) -> Identity:
         identity = peer_identity(context)
         sent = dict(context.invocation_metadata() or ())
-        token = self._expected.get(identity)
-        if token is None:
-            raise AuthenticationError(
-                f"{identity} has no part in this session", public_detail="not a party of it"
-            )
-        if not _equal(sent.get(SESSION_KEY), self._session_id) or not _equal(sent.get(TOKEN_KEY), token):
-            raise AuthenticationError(
-                f"{identity} came with another session's token", public_detail="session token"
-            )
+        self._check(identity, sent.get(SESSION_KEY), sent.get(TOKEN_KEY))
         return identity
-
-    def accept(self, peer: str, timeout: float) -> GrpcLink:
-        """The link of a peer that dialled, waiting for it.
-
-        Raises PeerError naming it after `timeout` seconds, and at once the reason for which another link
-        ended.
-        """
-        stop = time.monotonic() + timeout
-        with self._arrived:
-            while peer not in self._links:
-                ended = next((f for link in self._links.values() if (f := link.failure)), None)
-                if ended is not None:
-                    raise ended
-                left = stop - time.monotonic()
-                if left <= 0:
-                    raise PeerError(peer, f"did not connect within {timeout:g} s")
-                self._arrived.wait(min(left, 0.5))
-            return self._links[peer]
 
     def close(self) -> None:
         """Close all links and the port."""
@@ -123,12 +92,4 @@ def bind_first(
             continue
         if bound:
             return int(bound)
-    shown = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
-    raise SessionError(
-        f"no free port among {shown} on {bind}; end what listens there or change the settings",
-        public_detail="no free port",
-    )
-
-
-def _equal(a: object, b: bytes) -> bool:
-    return isinstance(a, bytes) and hmac.compare_digest(a, b)
+    raise no_free_port(bind, ports)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import socket
 import ssl
@@ -11,8 +10,9 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ..errors import AuthenticationError, PeerError, SecureInferError, SessionError, SettingsError
+from ..errors import AuthenticationError, PeerError, SecureInferError, SettingsError
 from .base import Clock
+from .data_port import DataPort, no_free_port
 from .limits import Limits
 from .preface import (
     ACCEPTED,
@@ -20,7 +20,6 @@ from .preface import (
     REFUSED,
     TAKEN,
     TOKEN_BYTES,
-    Preface,
     pack_answer,
     unpack_preface,
 )
@@ -39,7 +38,7 @@ strangers, however many, keep none out.
 _LINGER_SECONDS = 0.5
 
 
-class TlsListener:
+class TlsListener(DataPort[TlsLink]):
     """A worker's data port: takes one connection from each expected peer of one session, and refuses all else.
 
     expected: who may connect, each with its token of 32 bytes. ports: tried in order; 0 lets the system choose.
@@ -60,39 +59,18 @@ class TlsListener:
     ) -> None:
         if len(session_id) != 16 or any(len(token) != TOKEN_BYTES for token in expected.values()):
             raise SettingsError(f"a session id has 16 bytes and a token {TOKEN_BYTES}")
-        self._expected = dict(expected)
-        self._session_id = session_id
+        super().__init__(session_id, expected)
         self._clock = clock
         self._limits = limits
         self._admission = admission
         self._context = credentials.context(server=True)
-        self._links: dict[str, TlsLink] = {}
         self._taken: set[str] = set()
         self._strangers: dict[socket.socket, None] = {}
-        self._arrived = threading.Condition()
         self._closing = False
         self._server = _bind_first(bind, ports)
         self.port: int = self._server.getsockname()[1]
         self._acceptor = threading.Thread(target=self._take, name="data-port", daemon=True)
         self._acceptor.start()
-
-    def accept(self, peer: str, timeout: float) -> TlsLink:
-        """The link of a peer that dialled, waiting for it.
-
-        Raises PeerError naming it after `timeout` seconds, and at once the reason for which another link
-        ended.
-        """
-        stop = time.monotonic() + timeout
-        with self._arrived:
-            while peer not in self._links:
-                ended = next((f for link in self._links.values() if (f := link.failure)), None)
-                if ended is not None:
-                    raise ended
-                left = stop - time.monotonic()
-                if left <= 0:
-                    raise PeerError(peer, f"did not connect within {timeout:g} s")
-                self._arrived.wait(min(left, 0.5))
-            return self._links[peer]
 
     def close(self) -> None:
         """Close all links and the port."""
@@ -169,7 +147,8 @@ class TlsListener:
                 raise AuthenticationError("a connection for something else than data")
             try:
                 identity = identity_from_certificate(sock.getpeercert(binary_form=True))
-                self._check(identity, unpack_preface(read_exactly(sock, PREFACE_BYTES, stop)))
+                shown = unpack_preface(read_exactly(sock, PREFACE_BYTES, stop))
+                self._check(identity, shown.session_id, shown.token)
                 self._reserve(identity)
             except SecureInferError as error:
                 taken = isinstance(error, PeerError)
@@ -185,18 +164,6 @@ class TlsListener:
             if sock is not None:
                 with self._arrived:
                     self._strangers.pop(sock, None)
-
-    def _check(self, identity: Identity, shown: Preface) -> None:
-        token = self._expected.get(identity)
-        if token is None:
-            raise AuthenticationError(
-                f"{identity} has no part in this session", public_detail="not a party of it"
-            )
-        same_session = hmac.compare_digest(shown.session_id, self._session_id)
-        if not (hmac.compare_digest(shown.token, token) and same_session):
-            raise AuthenticationError(
-                f"{identity} came with another session's token", public_detail="session token"
-            )
 
     def _reserve(self, identity: Identity) -> None:
         """A party comes once: the place of one that is lost is not given again."""
@@ -232,11 +199,7 @@ def _bind_first(bind: str, ports: range | tuple[int, ...]) -> socket.socket:
     for port in ports:
         with contextlib.suppress(OSError):
             return socket.create_server((host, port), family=family, backlog=64)
-    shown = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
-    raise SessionError(
-        f"no free port among {shown} on {bind}; end what listens there or change the settings",
-        public_detail="no free port",
-    )
+    raise no_free_port(bind, ports)
 
 
 def _cut(sock: socket.socket) -> None:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, SettingsError, WireError
-from secureinfer.transport import tls_listener
+from secureinfer.transport import data_port, tls_listener
 from secureinfer.transport.base import Address, Clock
 from secureinfer.transport.framing import ALIVE
 from secureinfer.transport.limits import Limits
@@ -406,7 +406,7 @@ def test_each_check_of_a_stranger_is_what_keeps_it_out(
     preface, own = RIGHT, certificates[OWNER]
     if what in ("token", "session"):
         blind = SimpleNamespace(compare_digest=lambda a, b: len(a) == len(b))
-        monkeypatch.setattr(tls_listener, "hmac", blind)
+        monkeypatch.setattr(data_port, "hmac", blind)
         shown = Preface(SESSION, b"x" * 32) if what == "token" else Preface(b"z" * 16, TOKEN)
         preface = pack_preface(shown)
     elif what == "party":
