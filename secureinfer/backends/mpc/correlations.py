@@ -100,6 +100,11 @@ class Correlation(ABC):
         return out
 
 
+def frozen(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """An operation's options as a correlation holds them."""
+    return tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()))
+
+
 def combine(shares: Shares, xor: bool) -> torch.Tensor:
     """The value behind one tensor a party."""
     total = shares[0].clone()

@@ -25,7 +25,7 @@ import torch
 
 from ...errors import SessionError, UnsafeError
 from . import protocols, ring
-from .correlations import And, BitPair, Product, Square, Wraps
+from .correlations import And, BitPair, Product, Square, Wraps, frozen
 from .party import Party
 
 _state = threading.local()
@@ -113,7 +113,7 @@ class DealtProvider:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, Any, Any]:
-        options = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in kwargs.items()))
+        options = frozen(kwargs)
         result = ring.apply(
             op,
             torch.empty(tuple(size0), dtype=torch.int64, device="meta"),

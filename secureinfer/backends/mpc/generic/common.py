@@ -9,7 +9,7 @@ import torch
 
 from ....errors import SessionError
 from .. import protocols, ranges, ring, runtime, series
-from ..correlations import FixedProduct
+from ..correlations import FixedProduct, frozen
 from ..kernels import StepCall
 from ..party import Party
 from ..values import Operand, Share
@@ -44,8 +44,8 @@ def fixed_product(
     Rank 0 learns x - A, and A is the others' alone; c + A (W - B) was computed offline by the others.
     """
     party = call.party
-    packed = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()))
-    parts = party.take(FixedProduct(op, tuple(x.shape), tuple(result), weight.edge.name, 0, packed))
+    kind = FixedProduct(op, tuple(x.shape), tuple(result), weight.edge.name, 0, frozen(options))
+    parts = party.take(kind)
     opened = party.open_to([x - parts["A"]], 0, "masked operand")
     if opened is None or party.tracing:
         return parts["c"]
