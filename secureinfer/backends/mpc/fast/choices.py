@@ -8,7 +8,7 @@ import torch
 
 from ....plan.spec import StepContext
 from .. import windows
-from ..generic.choices import no_index, places_last, pooling_windows
+from ..generic.choices import no_index, places_last, pooling_windows, reduced_last
 from ..generic.common import align
 from ..kernels import StepCall, kernel
 from ..party import Party
@@ -49,16 +49,16 @@ def _rescale(call: StepCall) -> Values:
 
 @kernel("relu.window")
 def _relu(call: StepCall) -> Values:
-    values, _ = opening.gated(call.party, _gates(call, 1), [0])
-    return [Share(values[0], call.outputs[0].scale)]
+    (value,) = opening.compare(call.party, _gates(call, 1), [0]).values()
+    return [Share(value, call.outputs[0].scale)]
 
 
 @kernel("abs.window")
 def _abs(call: StepCall) -> Values:
     """2 [x >= 0] x - x."""
     opened = _gates(call, 1)
-    values, _ = opening.gated(call.party, opened, [0])
-    return [Share(2 * values[0] - opening.truncated(call.party, opened), call.outputs[0].scale)]
+    (value,) = opening.compare(call.party, opened, [0]).values()
+    return [Share(2 * value - opening.truncated(call.party, opened), call.outputs[0].scale)]
 
 
 @kernel("clamp.window")
@@ -69,14 +69,16 @@ def _clamp(call: StepCall) -> Values:
     opened = _gates(call, len(limits))
     if not limits:
         return [Share(opening.truncated(call.party, opened), call.outputs[0].scale)]
-    values, bits = opening.gated(call.party, opened, limits, bits=True)
+    reached = opening.compare(call.party, opened, limits)
     scale = call.outputs[0].scale
     units = [
         round(float(call.attr(name)) * (1 << scale))
         for name, limit in (("min", lower), ("max", upper))
         if limit is not None
     ]
-    over = [value - bit * unit for value, bit, unit in zip(values, bits, units, strict=True)]
+    over = [
+        value - bit * unit for value, bit, unit in zip(reached.values(), reached.bits(), units, strict=True)
+    ]
     if lower is None:
         return [Share(opening.truncated(call.party, opened) - over[0], scale)]
     out = over[0] + (units[0] if call.party.first else 0)
@@ -92,7 +94,7 @@ def _compare(call: StepCall) -> Values:
     k = difference_bits(_context(call))
     thresholds = [0, 1] if op in ("eq", "ne") else [0 if op in ("ge", "lt") else 1]
     kind = opening.Window(tuple(d.shape), k, None, 0, k - 1, len(thresholds))
-    bits = opening.at_least(party, opening.open_window(party, d, kind), thresholds)
+    bits = opening.compare(party, opening.open_window(party, d, kind), thresholds).bits()
     bit = bits[0] - bits[1] if len(thresholds) == 2 else bits[0]
     one = 1 if party.first else 0
     return [Share(bit if op in ("ge", "gt", "eq") else one - bit, 0)]
@@ -107,7 +109,7 @@ def _sign(call: StepCall) -> Values:
     """[x >= 1 unit] + [x >= 0] - 1."""
     x, k, scale = call.share(0).tensor, windows.window(call.operands[0].edge), call.outputs[0].scale
     kind = opening.Window(tuple(x.shape), k, None, 0, k - 1, 2)
-    over, reached = opening.at_least(call.party, opening.open_window(call.party, x, kind), [1, 0])
+    over, reached = opening.compare(call.party, opening.open_window(call.party, x, kind), [1, 0]).bits()
     return [Share((over + reached - (1 if call.party.first else 0)) << scale, scale)]
 
 
@@ -121,8 +123,8 @@ def maximum(party: Party, x: torch.Tensor, bits: int) -> torch.Tensor:
         left, right, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
         difference = (left - right).contiguous()
         kind = opening.Window(tuple(difference.shape), bits, 0, 0, bits - 1, 1, gate=True)
-        gained, _ = opening.gated(party, opening.open_window(party, difference, kind), [0])
-        x = torch.cat([right + gained[0], rest], dim=-1)
+        (gained,) = opening.compare(party, opening.open_window(party, difference, kind), [0]).values()
+        x = torch.cat([right + gained, rest], dim=-1)
     return x.squeeze(-1)
 
 
@@ -131,10 +133,7 @@ def _amax(call: StepCall) -> Values:
     x = call.share(0)
     if x.tensor.numel() == 0:
         return [Share(x.tensor.reshape(call.outputs[0].shape), x.scale)]
-    dims = [d % x.tensor.dim() for d in call.attr("dims")] or list(range(x.tensor.dim()))
-    rest = [d for d in range(x.tensor.dim()) if d not in dims]
-    rows = x.tensor.permute(*rest, *dims).reshape(*(x.tensor.shape[d] for d in rest), -1)
-    greatest = maximum(call.party, rows.contiguous(), maximum_bits(call.operands[0].edge))
+    greatest = maximum(call.party, reduced_last(call, x.tensor), maximum_bits(call.operands[0].edge))
     return [Share(greatest.reshape(call.outputs[0].shape), x.scale)]
 
 
@@ -154,14 +153,15 @@ def _all_pairs(party: Party, x: torch.Tensor, bits: int) -> torch.Tensor:
     left, right = torch.triu_indices(n, n, 1, device=x.device)
     difference = (x[..., left] - x[..., right]).contiguous()
     kind = opening.Window(tuple(difference.shape), bits, None, 0, bits - 1, 1)
-    (wins,) = opening.at_least(party, opening.open_window(party, difference, kind), [0])
+    (wins,) = opening.compare(party, opening.open_window(party, difference, kind), [0]).bits()
     if n == 2:
         second: torch.Tensor = one - wins.squeeze(-1)
         return second
     won = torch.zeros_like(x).index_add_(-1, left, wins).index_add_(-1, right, one - wins)
     kind = opening.Window(tuple(x.shape), 8, None, 0, 7, 1)
-    first = opening.at_least(party, opening.open_window(party, won, kind), [n - 1])[0]
-    return (first * torch.arange(n, device=x.device)).sum(-1)
+    (first,) = opening.compare(party, opening.open_window(party, won, kind), [n - 1]).bits()
+    index: torch.Tensor = (first * torch.arange(n, device=x.device)).sum(-1)
+    return index
 
 
 def _lowest_bits_of_greatest(party: Party, x: torch.Tensor, bits: int, low: int) -> torch.Tensor:

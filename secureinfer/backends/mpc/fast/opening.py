@@ -142,81 +142,62 @@ def open_window(p: Party, x: torch.Tensor, kind: Window) -> Opened:
 
 def truncated(p: Party, opened: Opened) -> torch.Tensor:
     """Share of x / 2**cut in the 64-bit ring, rounded at random without bias; no communication."""
-    return _affine(p, opened, opened.parts["quotient"], opened.parts.get("top"), None)
+    kind, parts = opened.kind, opened.parts
+    if p.tracing:
+        return torch.empty_like(parts["quotient"])
+    one = 1 if p.first else 0
+    return _affine(opened.c, one, kind.bits, kind.cut or 0, parts["quotient"], parts.get("top"))
 
 
 def _affine(
-    p: Party,
-    opened: Opened,
+    c: torch.Tensor,
+    factor: torch.Tensor | int,
+    bits: int,
+    cut: int,
     quotient: torch.Tensor,
     top: torch.Tensor | None,
-    factor: torch.Tensor | None,
 ) -> torch.Tensor:
-    """c / 2**cut - quotient + top [c has no top bit] 2**(bits-cut) less the offset. factor: shares of what multiplies c."""
-    kind = opened.kind
-    if p.tracing:
-        return torch.empty_like(quotient)
-    cut = kind.cut or 0
-    public = _public(opened.c, kind.bits, cut)
+    """factor (c / 2**cut less the offset) - quotient + top [c has no top bit] 2**(bits-cut): what dealt parts make of c."""
     out = -quotient
     if top is not None:
-        wrapped = 1 - ring.logical_shift(opened.c, kind.bits - 1)
-        out += (top.long() * wrapped) << (kind.bits - cut)
-    if factor is not None:
-        out += factor * public
-    elif p.first:
-        out += public
-    return out
+        wrapped = 1 - ring.logical_shift(c, bits - 1)
+        out = out + ((top.long() * wrapped) << (bits - cut))
+    if isinstance(factor, int) and not factor:
+        return out
+    return out + factor * (ring.logical_shift(c, cut) - (1 << (bits - 2 - cut)))
 
 
-def _compared(
-    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str
-) -> _Chosen:
-    """The bit [c < r], with what `public` adds to it, as something that dealt parts can be chosen by."""
-    kind, parts = opened.kind, opened.parts
-    hidden = parts["sign"] & 1 if kind.signed else None
-    if p.first and public is not None:
-        hidden = public if hidden is None else hidden ^ public
-    if not kind.direct:
-        bit = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
-        (z,) = p.open_words([(bit if hidden is None else bit ^ hidden, 1)], what, xor=True)
-        return _Opened(z.bool())
-    less, equal = tables.merged(p, less, equal, windows.MOST_MERGED)
-    top = less[-1] if hidden is None else less[-1] ^ hidden
-    width = 2 * less.shape[0] - 2
-    index = (parts["b"] & ((2 << width) - 1)) ^ tables.carry_index(less, equal) ^ (top << width)
-    (found,) = p.open_words([(index, 8)], what, xor=True)
-    return _Looked(found.long().unsqueeze(0))
+class Comparison(Protocol):
+    """A compared bit w for each threshold, as what was dealt gives shares of it; no communication follows."""
 
+    def bits(self) -> torch.Tensor:
+        """Shares of w, scale 0: int64 [thresholds, *shape]."""
 
-class _Chosen(Protocol):
-    """How shares of a compared bit w come out of what was dealt."""
-
-    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
-        """Shares of w."""
-
-    def times(self, p: Party, opened: Opened) -> torch.Tensor:
-        """Shares of w times the truncated value."""
+    def values(self) -> torch.Tensor:
+        """Shares of w (x / 2**cut), of a window with gates: int64 [thresholds, *shape]."""
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _ByBit:
     """z = w ^ b is public: w = z + (1 - 2 z) b."""
 
+    p: Party
+    opened: Opened
     z: torch.Tensor
 
-    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
-        out = torch.where(self.z, -parts["bit"], parts["bit"])
-        return out + self.z if p.first else out
+    def bits(self) -> torch.Tensor:
+        bit = self.opened.parts["bit"]
+        out = torch.where(self.z, -bit, bit)
+        return out + self.z if self.p.first else out
 
-    def times(self, p: Party, opened: Opened) -> torch.Tensor:
-        parts, kind = opened.parts, opened.kind
+    def values(self) -> torch.Tensor:
+        parts, kind = self.opened.parts, self.opened.kind
         names = ("bit", "bit_quotient", "quotient", "bit_top", "top")
         flat = [
             parts[n].reshape(*parts[n].shape[: -len(kind.shape) or None], -1) for n in names if n in parts
         ]
-        z, c = self.z.reshape(len(self.z), -1), opened.c.reshape(-1)
-        one = 1 if p.first else 0
+        z, c = self.z.reshape(len(self.z), -1), self.opened.c.reshape(-1)
+        one = 1 if self.p.first else 0
         return fused.run(_gate, c, z, one, kind.bits, kind.cut or 0, *flat).view(self.z.shape)  # type: ignore[no-any-return]
 
 
@@ -225,41 +206,75 @@ def _gate(
     quotient: torch.Tensor, bit_top: torch.Tensor | None = None, top: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """What was dealt times b where z is 0, and times 1 - b where z is 1, as _affine combines it."""
-    factor = torch.where(z, one - bit, bit)
-    out = factor * _public(c, bits, cut) - torch.where(z, quotient - bit_quotient, bit_quotient)
-    if bit_top is None or top is None:
-        return out
-    wrapped = 1 - ring.logical_shift(c, bits - 1)
-    return out + ((torch.where(z, top - bit_top, bit_top) * wrapped) << (bits - cut))
-
-
-def _public(c: torch.Tensor, bits: int, cut: int) -> torch.Tensor:
-    """c / 2**cut without the offset that was added before it was opened."""
-    return ring.logical_shift(c, cut) - (1 << (bits - 2 - cut))
+    chosen_top = None if bit_top is None or top is None else torch.where(z, top - bit_top, bit_top)
+    chosen = torch.where(z, quotient - bit_quotient, bit_quotient)
+    return _affine(c, torch.where(z, one - bit, bit), bits, cut, chosen, chosen_top)
 
 
 @dataclass(frozen=True)
-class _Looked:
+class _ByTable:
     """The masked index into the last merge's tables is public: the entry there is w."""
 
+    opened: Opened
     index: torch.Tensor
 
-    def _entry(self, table: torch.Tensor) -> torch.Tensor:
-        return table.gather(0, self.index).squeeze(0)
+    def _entry(self, name: str) -> torch.Tensor:
+        return self.opened.parts[name].gather(0, self.index).squeeze(0)
 
-    def bit(self, p: Party, parts: Parts) -> torch.Tensor:
-        return self._entry(parts["bit"])
+    def bits(self) -> torch.Tensor:
+        return self._entry("bit")
 
-    def times(self, p: Party, opened: Opened) -> torch.Tensor:
-        parts = opened.parts
-        top = parts.get("bit_top")
-        quotient = self._entry(parts["bit_quotient"])
-        top = None if top is None else self._entry(top)
-        return _affine(p, opened, quotient, top, self._entry(parts["bit"]))
+    def values(self) -> torch.Tensor:
+        kind = self.opened.kind
+        top = self._entry("bit_top") if "bit_top" in self.opened.parts else None
+        quotient = self._entry("bit_quotient")
+        return _affine(self.opened.c, self._entry("bit"), kind.bits, kind.cut or 0, quotient, top)
 
 
-def _reached(p: Party, opened: Opened, thresholds: Sequence[int]) -> _Chosen:
-    """[x >= t] for each threshold, [thresholds, *shape]: at most two rounds of merges, and one unless direct."""
+@dataclass(frozen=True)
+class _Traced:
+    """The shape alone; the merges have been asked for."""
+
+    shape: tuple[int, ...]
+
+    def bits(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=torch.int64, device="meta")
+
+    values = bits
+
+
+def _trace(p: Party, opened: Opened) -> Comparison:
+    kind = opened.kind
+    many = (kind.thresholds, *kind.shape)
+    empty = torch.empty((kind.chunks, *many), dtype=torch.uint8, device="meta")
+    tables.merged(p, empty, empty, windows.MOST_MERGED if kind.direct else 1)
+    return _Traced(many)
+
+
+def _compared(
+    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str
+) -> Comparison:
+    """The bit [c < r], with what `public` adds to it. At most two rounds of merges, and one unless direct."""
+    kind, parts = opened.kind, opened.parts
+    hidden = parts["sign"] & 1 if kind.signed else None
+    if p.first and public is not None:
+        hidden = public if hidden is None else hidden ^ public
+    if not kind.direct:
+        bit = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
+        (z,) = p.open_words([(bit if hidden is None else bit ^ hidden, 1)], what, xor=True)
+        return _ByBit(p, opened, z.bool())
+    less, equal = tables.merged(p, less, equal, windows.MOST_MERGED)
+    top = less[-1] if hidden is None else less[-1] ^ hidden
+    width = 2 * less.shape[0] - 2
+    index = (parts["b"] & ((2 << width) - 1)) ^ tables.carry_index(less, equal) ^ (top << width)
+    (found,) = p.open_words([(index, 8)], what, xor=True)
+    return _ByTable(opened, found.long().unsqueeze(0))
+
+
+def compare(p: Party, opened: Opened, thresholds: Sequence[int]) -> Comparison:
+    """[x >= t] for each threshold."""
+    if p.tracing:
+        return _trace(p, opened)
     kind, parts = opened.kind, opened.parts
     c = opened.c - (1 << (kind.bits - 2))  # of x alone
     t = torch.tensor(list(thresholds), dtype=torch.int64, device=c.device)
@@ -269,42 +284,16 @@ def _reached(p: Party, opened: Opened, thresholds: Sequence[int]) -> _Chosen:
     return _compared(p, opened, less, equal, public, "bit")
 
 
-def at_least(p: Party, opened: Opened, thresholds: Sequence[int]) -> torch.Tensor:
-    """Shares of [x >= t] for each threshold, scale 0: int64 [thresholds, *shape]."""
-    if p.tracing:
-        return _trace(p, opened)
-    return _reached(p, opened, thresholds).bit(p, opened.parts)
-
-
-def gated(
-    p: Party, opened: Opened, thresholds: Sequence[int], *, bits: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares of [x >= t] (x / 2**cut) for each threshold, int64 [thresholds, *shape]; and with bits=True of [x >= t]."""
-    if p.tracing:
-        out = _trace(p, opened)
-        return out, torch.empty_like(out)
-    reached = _reached(p, opened, thresholds)
-    values = reached.times(p, opened)
-    return values, reached.bit(p, opened.parts) if bits else values
-
-
 def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
     """Share of floor(x / 2**cut): the random rounding taken back by a comparison of the low bits; for what is revealed (R5).
 
-    opened: with low = 0, high = cut and one threshold. At most two rounds of merges, and one unless direct.
+    opened: with low = 0, high = cut and one threshold.
     """
-    if p.tracing:
-        _trace(p, opened)
-        return torch.empty_like(opened.c)
-    parts, kind = opened.parts, opened.kind
-    less, equal = tables.look_up(parts["tables"], opened.c.unsqueeze(0), kind.low, kind.high, kind.chunk_bits)
-    carry = _compared(p, opened, less, equal, None, "carry").bit(p, parts)
-    return truncated(p, opened) - carry[0]
-
-
-def _trace(p: Party, opened: Opened) -> torch.Tensor:
     kind = opened.kind
-    many = (kind.thresholds, *kind.shape)
-    empty = torch.empty((kind.chunks, *many), dtype=torch.uint8, device="meta")
-    tables.merged(p, empty, empty, windows.MOST_MERGED if kind.direct else 1)
-    return torch.empty(many, dtype=torch.int64, device="meta")
+    if p.tracing:
+        carry = _trace(p, opened)
+    else:
+        c = opened.c.unsqueeze(0)
+        less, equal = tables.look_up(opened.parts["tables"], c, kind.low, kind.high, kind.chunk_bits)
+        carry = _compared(p, opened, less, equal, None, "carry")
+    return truncated(p, opened) - carry.bits()[0]

@@ -129,10 +129,15 @@ def _amax(call: StepCall) -> Values:
     x = call.share(0)
     if x.tensor.numel() == 0:
         return [Share(x.tensor.reshape(call.outputs[0].shape), x.scale)]
-    dims = [d % x.tensor.dim() for d in call.attr("dims")] or list(range(x.tensor.dim()))
-    rest = [d for d in range(x.tensor.dim()) if d not in dims]
-    rows = x.tensor.permute(*rest, *dims).reshape(*(x.tensor.shape[d] for d in rest), -1)
-    return [Share(maximum(call.party, rows.contiguous()).reshape(call.outputs[0].shape), x.scale)]
+    greatest = maximum(call.party, reduced_last(call, x.tensor))
+    return [Share(greatest.reshape(call.outputs[0].shape), x.scale)]
+
+
+def reduced_last(call: StepCall, x: torch.Tensor) -> torch.Tensor:
+    """The dimensions that an amax reduces, as one, in the last place. x: not empty."""
+    dims = [d % x.dim() for d in call.attr("dims")] or list(range(x.dim()))
+    rest = [d for d in range(x.dim()) if d not in dims]
+    return x.permute(*rest, *dims).reshape(*(x.shape[d] for d in rest), -1).contiguous()
 
 
 @kernel("sign.compare")
