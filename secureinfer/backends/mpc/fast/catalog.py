@@ -6,47 +6,32 @@ to its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ....graph.ir import MODEL_OWNER, Edge, Visibility
-from ....plan.spec import Cost, KernelSpec, Registry, StepContext
+from ....graph.ir import Edge
+from ....plan.spec import Cost, Registry, StepContext
 from .. import ranges, windows
 from ..catalog import CATALOG as GENERIC
 from ..rings import check_rings
+from ..rows import (
+    Formula,
+    Rows,
+    float_operand,
+    image,
+    is_public,
+    is_weight,
+    no_error,
+    numel,
+    one_or_two_dimensions,
+    private_ids,
+    reduces_something,
+    secret,
+    unit_of,
+    window_size,
+)
 from . import costs
 from .indices import argmax_bits, argmax_fits, index_bits, places
 from .lowering import can_be_exact, lower, product_scale
 
-_ROWS: list[KernelSpec] = []
-
-
-Formula = Callable[[StepContext], Cost]
-Bound = Callable[[StepContext], float]
-Accept = Callable[[StepContext], str | None]
-
-
-def _row(op: str, name: str, accepts: Accept, cost: Formula, error: Bound, source: str) -> None:
-    _ROWS.append(KernelSpec(op, name, "mpc", accepts, cost, error, source))
-
-
-def _unit(c: StepContext) -> float:
-    return 2.0 ** -int(c.options["precision_bits"])
-
-
-def _n(c: StepContext) -> int:
-    return c.outputs[0].numel
-
-
-def _shared(c: StepContext) -> str | None:
-    return None if c.outputs[0].visibility is Visibility.SHARED else "the result is not shared"
-
-
-def _float(c: StepContext) -> str | None:
-    """A shared float with a known bound, or a raw one."""
-    if not c.inputs[0].dtype.startswith("float"):
-        return f"the operand is {c.inputs[0].dtype}; this kernel takes floats"
-    return _shared(c)
-
+ROWS = Rows()
 
 # -- cutting
 
@@ -56,18 +41,18 @@ def _cut(c: StepContext) -> int:
 
 
 def _rescale(c: StepContext) -> str | None:
-    return _shared(c) or (None if _cut(c) >= 0 else "the result has more fraction bits than the operand")
+    return secret(c) or (None if _cut(c) >= 0 else "the result has more fraction bits than the operand")
 
 
 def _rescale_cost(c: StepContext) -> Cost:
     k, cut = windows.window(c.inputs[0]), _cut(c)
     if c.node.attrs["exact"] and cut:
-        return costs.window(c.parties, _n(c), k, cut=cut, compared=cut, thresholds=1, signed=False)
-    return costs.window(c.parties, _n(c), k, cut=cut)
+        return costs.window(c.parties, numel(c), k, cut=cut, compared=cut, thresholds=1, signed=False)
+    return costs.window(c.parties, numel(c), k, cut=cut)
 
 
 _TRUNCATION = "Escudero et al., CRYPTO 2020, section 4, in a window"
-_row("rescale", "rescale.window", _rescale, _rescale_cost, _unit, _TRUNCATION)
+ROWS.add("rescale", "rescale.window", _rescale, _rescale_cost, unit_of, _TRUNCATION)
 
 # -- comparisons and choices
 
@@ -85,32 +70,30 @@ def difference_bits(c: StepContext) -> int:
 def _compare_cost(thresholds: int) -> Formula:
     def cost(c: StepContext) -> Cost:
         k = difference_bits(c)
-        return costs.window(c.parties, _n(c), k, compared=k - 1, thresholds=thresholds)
+        return costs.window(c.parties, numel(c), k, compared=k - 1, thresholds=thresholds)
 
     return cost
 
 
-def _exact(c: StepContext) -> float:
-    return 0.0
-
-
 for _op, _thresholds in (("lt", 1), ("le", 1), ("gt", 1), ("ge", 1), ("eq", 2), ("ne", 2)):
-    _row(_op, f"compare.window.{_op}", _shared, _compare_cost(_thresholds), _exact, _TABLES)
+    ROWS.add(_op, f"compare.window.{_op}", secret, _compare_cost(_thresholds), no_error, _TABLES)
 
 
 def _gated_cost(c: StepContext, thresholds: int) -> Cost:
     k, cut = windows.window(c.inputs[0]), _cut(c)
     return costs.window(
-        c.parties, _n(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=thresholds > 0
+        c.parties, numel(c), k, cut=cut, compared=k - 1 - cut, thresholds=thresholds, gate=thresholds > 0
     )
 
 
 def _rectify(c: StepContext) -> str | None:
-    return _float(c) or (None if _cut(c) >= 0 else "the result has more fraction bits than the operand")
+    return float_operand(c) or (
+        None if _cut(c) >= 0 else "the result has more fraction bits than the operand"
+    )
 
 
-_row("relu", "relu.window", _rectify, lambda c: _gated_cost(c, 1), _unit, _TABLES)
-_row("abs", "abs.window", _rectify, lambda c: _gated_cost(c, 1), lambda c: 3 * _unit(c), _TABLES)
+ROWS.add("relu", "relu.window", _rectify, lambda c: _gated_cost(c, 1), unit_of, _TABLES)
+ROWS.add("abs", "abs.window", _rectify, lambda c: _gated_cost(c, 1), lambda c: 3 * unit_of(c), _TABLES)
 
 
 def clamp_range(c: StepContext) -> tuple[int | None, int | None]:
@@ -137,8 +120,8 @@ def _clamp(c: StepContext) -> str | None:
     return _rectify(c)
 
 
-_row("clamp", "clamp.window", _clamp, lambda c: _gated_cost(c, len(clamp_thresholds(c))),
-     lambda c: 4 * _unit(c), _TABLES)  # fmt: skip
+ROWS.add("clamp", "clamp.window", _clamp, lambda c: _gated_cost(c, len(clamp_thresholds(c))),
+     lambda c: 4 * unit_of(c), _TABLES)  # fmt: skip
 
 
 def maximum_bits(edge: Edge) -> int:
@@ -146,44 +129,31 @@ def maximum_bits(edge: Edge) -> int:
     return 64 if edge.bound is None else windows.width_of(2 * edge.bound + 1, edge.scale)
 
 
-def _amax(c: StepContext) -> str | None:
-    if _n(c) and c.inputs[0].numel == 0:
-        return "a maximum over nothing"
-    return _shared(c)
-
-
 def _amax_cost(c: StepContext) -> Cost:
-    rows = _n(c)
+    rows = numel(c)
     if not rows:
         return Cost()
     pairs = ranges.tournament(c.inputs[0].numel // rows)
     return costs.maximum(c.parties, rows, pairs, maximum_bits(c.inputs[0]))
 
 
-def _max_pool(c: StepContext) -> str | None:
-    if len(c.inputs[0].shape) != 4:
-        return f"the operand has {len(c.inputs[0].shape)} dimensions; this kernel takes [N, C, H, W]"
-    return _shared(c)
-
-
 def _max_pool_cost(c: StepContext) -> Cost:
-    size = c.node.attrs["kernel_size"]
-    pairs = ranges.tournament(int(size[0]) * int(size[1]))
-    return costs.maximum(c.parties, _n(c), pairs, maximum_bits(c.inputs[0]))
+    pairs = ranges.tournament(window_size(c))
+    return costs.maximum(c.parties, numel(c), pairs, maximum_bits(c.inputs[0]))
 
 
 def _argmax(c: StepContext) -> str | None:
     edge, dim = c.inputs[0], c.node.attrs["dim"]
-    if _n(c) and not places(edge, dim):
+    if numel(c) and not places(edge, dim):
         return "a maximum over nothing"
     if index_bits(edge, dim) and not argmax_fits(edge, dim, edge.scale):
         return "no window holds its values with their indices"
-    return _shared(c)
+    return secret(c)
 
 
 def _argmax_cost(c: StepContext) -> Cost:
     edge, dim = c.inputs[0], c.node.attrs["dim"]
-    rows, n, k, low = _n(c), places(edge, dim), argmax_bits(edge, dim), index_bits(edge, dim)
+    rows, n, k, low = numel(c), places(edge, dim), argmax_bits(edge, dim), index_bits(edge, dim)
     if not rows or n == 1:
         return Cost()
     if low:
@@ -195,18 +165,18 @@ def _argmax_cost(c: StepContext) -> Cost:
     return pairs + costs.window(c.parties, rows * n, 8, compared=7, thresholds=1)
 
 
-_row("argmax", "argmax.window", _argmax, _argmax_cost, _exact,
+ROWS.add("argmax", "argmax.window", _argmax, _argmax_cost, no_error,
      "all pairs at once, or a tournament of values with their indices; " + _TABLES)  # fmt: skip
 
 
 def _sign_cost(c: StepContext) -> Cost:
     k = windows.window(c.inputs[0])
-    return costs.window(c.parties, _n(c), k, compared=k - 1, thresholds=2)
+    return costs.window(c.parties, numel(c), k, compared=k - 1, thresholds=2)
 
 
-_row("sign", "sign.window", _shared, _sign_cost, _exact, _TABLES)
-_row("amax", "amax.window", _amax, _amax_cost, _exact, "a tournament; " + _TABLES)
-_row("max_pool2d", "max_pool2d.window", _max_pool, _max_pool_cost, _exact, "a tournament; " + _TABLES)
+ROWS.add("sign", "sign.window", secret, _sign_cost, no_error, _TABLES)
+ROWS.add("amax", "amax.window", reduces_something, _amax_cost, no_error, "a tournament; " + _TABLES)
+ROWS.add("max_pool2d", "max_pool2d.window", image, _max_pool_cost, no_error, "a tournament; " + _TABLES)
 
 # -- products, raw
 
@@ -215,30 +185,20 @@ def _raw(c: StepContext) -> str | None:
     """The result keeps the scale of both factors."""
     if c.outputs[0].scale != product_scale(c.node, list(c.inputs)):
         return "the result is not raw"
-    return _shared(c)
-
-
-def _is_weight(edge: Edge) -> bool:
-    return edge.visibility is Visibility.PRIVATE and edge.owner == MODEL_OWNER
+    return secret(c)
 
 
 def _weight(c: StepContext) -> str | None:
     if reason := _raw(c):
         return reason
-    return None if _is_weight(c.inputs[1]) else "the right operand is not a weight of the model owner"
+    return None if is_weight(c.inputs[1]) else "the right operand is not a weight of the model owner"
 
 
 def _public(c: StepContext) -> str | None:
     if reason := _raw(c):
         return reason
-    public = any(e.visibility is Visibility.PUBLIC for e in c.inputs[:2])
+    public = any(map(is_public, c.inputs[:2]))
     return None if public else "no operand is public"
-
-
-def _convolution(c: StepContext) -> str | None:
-    if c.node.op == "convolution" and len(c.inputs[0].shape) not in (3, 4):
-        return f"{len(c.inputs[0].shape) - 2} spatial dimensions; convolutions of one or two are supported"
-    return None
 
 
 def _ring(c: StepContext) -> int:
@@ -246,11 +206,11 @@ def _ring(c: StepContext) -> int:
 
 
 def _weight_cost(c: StepContext) -> Cost:
-    return costs.fixed_product(c.parties, c.inputs[0].numel, _n(c), c.inputs[1], _ring(c))
+    return costs.fixed_product(c.parties, c.inputs[0].numel, numel(c), c.inputs[1], _ring(c))
 
 
 def _beaver_cost(c: StepContext) -> Cost:
-    return costs.product(c.parties, c.inputs[0].numel, c.inputs[1].numel, _n(c), _ring(c))
+    return costs.product(c.parties, c.inputs[0].numel, c.inputs[1].numel, numel(c), _ring(c))
 
 
 def _product_error(c: StepContext) -> float:
@@ -262,35 +222,29 @@ def _product_error(c: StepContext) -> float:
 
 _FIXED = "PROTOCOLS: linear layer, weights known to S, in a window, for any number of parties"
 for _op in ("linear", "matmul", "convolution"):
-    _row(
+    _check = one_or_two_dimensions if _op == "convolution" else lambda accepts: accepts
+    ROWS.add(_op, f"{_op}.window.weight", _check(_weight), _weight_cost, _product_error, _FIXED)
+    ROWS.add(_op, f"{_op}.window.public", _check(_public), lambda c: Cost(), _product_error, "local product")
+    ROWS.add(
         _op,
-        f"{_op}.window.weight",
-        lambda c: _convolution(c) or _weight(c),
-        _weight_cost,
+        f"{_op}.window.beaver",
+        _check(_raw),
+        _beaver_cost,
         _product_error,
-        _FIXED,
+        "Beaver, CRYPTO 1991, in a window",
     )
-    _row(_op, f"{_op}.window.public", lambda c: _convolution(c) or _public(c), lambda c: Cost(), _product_error,
-         "local product")  # fmt: skip
-    _row(_op, f"{_op}.window.beaver", lambda c: _convolution(c) or _raw(c), _beaver_cost, _product_error,
-         "Beaver, CRYPTO 1991, in a window")  # fmt: skip
 
 
 def _ids(c: StepContext) -> str | None:
-    ids = c.inputs[0]
-    if ids.visibility is not Visibility.PRIVATE or ids.owner == MODEL_OWNER:
-        return (
-            "the ids do not belong to a data owner, so a one-hot vector cannot be made without opening them"
-        )
-    return _weight(c)
+    return private_ids(c) or _raw(c)
 
 
 def _embedding_cost(c: StepContext) -> Cost:
     ids, table = c.inputs[:2]
-    return costs.fixed_product(c.parties, ids.numel * table.shape[0], _n(c), table, _ring(c))
+    return costs.fixed_product(c.parties, ids.numel * table.shape[0], numel(c), table, _ring(c))
 
 
-_row("embedding", "embedding.window.one_hot", _ids, _embedding_cost, lambda c: _unit(c) / 2 + _product_error(c),
+ROWS.add("embedding", "embedding.window.one_hot", _ids, _embedding_cost, lambda c: unit_of(c) / 2 + _product_error(c),
      "PROTOCOLS: private embedding in the table's ring; the ids are never opened")  # fmt: skip
 
-CATALOG = Registry("mpc", [*_ROWS, *GENERIC.specs.values()], lower, check_rings, can_be_exact)
+CATALOG = Registry("mpc", [*ROWS, *GENERIC.specs.values()], lower, check_rings, can_be_exact)
