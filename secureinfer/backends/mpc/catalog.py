@@ -412,20 +412,15 @@ def _amax_cost(c: StepContext) -> Cost:
 ROWS.add("amax", "amax.tournament", reduces_something, _amax_cost, no_error, "a tournament of comparisons")
 
 
-def places(c: StepContext) -> int:
-    """How many values an argmax chooses from."""
-    shape = c.inputs[0].shape
-    return shape[c.node.attrs["dim"]] if shape else 1
-
-
 def _argmax(c: StepContext) -> str | None:
-    if numel(c) and not places(c):
+    if numel(c) and not ranges.places(c.inputs[0], c.node.attrs["dim"]):
         return "a maximum over nothing"
     return secret(c)
 
 
 def _argmax_cost(c: StepContext) -> Cost:
-    return greatest_index(c.parties, numel(c), places(c)) if numel(c) else Cost()
+    n = ranges.places(c.inputs[0], c.node.attrs["dim"])
+    return greatest_index(c.parties, numel(c), n) if numel(c) else Cost()
 
 
 ROWS.add("argmax", "argmax.tournament", _argmax, _argmax_cost, no_error, "a tournament of comparisons")

@@ -36,6 +36,11 @@ def constant_scale(precision: int, output: Edge) -> int:
     return max(precision, min(28, 59 - precision - bound_bits(output)))
 
 
+def places(edge: Edge, dim: int) -> int:
+    """How many values an argmax over a dimension chooses from."""
+    return edge.shape[dim] if edge.shape else 1
+
+
 def tournament(n: int) -> list[int]:
     """Number of pairs at each level of a maximum over n values."""
     pairs = []

@@ -28,7 +28,7 @@ from ..rows import (
     window_size,
 )
 from . import costs
-from .indices import argmax_bits, argmax_fits, index_bits, places
+from .indices import argmax_bits, argmax_fits, index_bits
 from .lowering import can_be_exact, lower, product_scale
 
 ROWS = Rows()
@@ -144,7 +144,7 @@ def _max_pool_cost(c: StepContext) -> Cost:
 
 def _argmax(c: StepContext) -> str | None:
     edge, dim = c.inputs[0], c.node.attrs["dim"]
-    if numel(c) and not places(edge, dim):
+    if numel(c) and not ranges.places(edge, dim):
         return "a maximum over nothing"
     if index_bits(edge, dim) and not argmax_fits(edge, dim, edge.scale):
         return "no window holds its values with their indices"
@@ -153,7 +153,7 @@ def _argmax(c: StepContext) -> str | None:
 
 def _argmax_cost(c: StepContext) -> Cost:
     edge, dim = c.inputs[0], c.node.attrs["dim"]
-    rows, n, k, low = numel(c), places(edge, dim), argmax_bits(edge, dim), index_bits(edge, dim)
+    rows, n, k, low = numel(c), ranges.places(edge, dim), argmax_bits(edge, dim), index_bits(edge, dim)
     if not rows or n == 1:
         return Cost()
     if low:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from ....graph.ir import Edge
 from .. import windows
+from ..ranges import places
 
 MOST_PAIRED = 16
 """Values of which every two are compared at once: 120 comparisons in the rounds of one."""
-
-
-def places(edge: Edge, dim: int) -> int:
-    """How many values the argmax chooses from."""
-    return edge.shape[dim] if edge.shape else 1
 
 
 def index_bits(edge: Edge, dim: int) -> int:
