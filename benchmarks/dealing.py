@@ -7,19 +7,19 @@ round both answer a few prepared inferences while nothing else goes on, and then
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 import secureinfer as si
+from secureinfer.bench import command
+from secureinfer.bench.command import document
 from secureinfer.session.local import LocalParties
 
 KINDS = ("memory", "disk")
@@ -132,10 +132,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return document("secureinfer.dealing/1", rows, ("dealing_ratio", "disk_ratio"))
+
+
 def main(arguments: Sequence[str]) -> None:
-    rows = measure(quick="--quick" in arguments, progress=lambda text: sys.stderr.write(f"{text}\n") and None)
-    if "--json" in arguments:
-        found = [{**asdict(r), "dealing_ratio": r.dealing_ratio, "disk_ratio": r.disk_ratio} for r in rows]
-        sys.stdout.write(json.dumps({"rows": found}, indent=1) + "\n")
-    else:
-        sys.stdout.write(table(rows) + "\n")
+    """`--quick` for fewer inferences, `--json` for one JSON document."""
+    command.run(arguments, measure, table, as_json)

@@ -8,6 +8,7 @@ Material is dealt beforehand (offline); CrypTen's trusted first party makes its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import secureinfer as si
+from secureinfer.bench import command
+from secureinfer.bench.command import document
 
 PROTOCOLS = ("fast", "crypten")
 COMPILE_SECONDS = 90
@@ -153,18 +156,23 @@ def stock(name: str, model: nn.Sequential, x: torch.Tensor, runs: int) -> Row:
     return Row(name, label, 1e3 * statistics.median(found["seconds"][1:]), error)
 
 
-def run(*, quick: bool = False, threads: int = 1) -> list[Row]:
+def run(
+    *, quick: bool = False, threads: int = 1, progress: Callable[[str], None] = lambda _: None
+) -> list[Row]:
     runs = 5 if quick else 30
+    progress("fraud MLP")
     rows, _ = measure("fraud MLP, batch 8", mlp, runs, threads)
     torch.manual_seed(0)
     model, x = mlp()
     rows.append(stock("fraud MLP, batch 8", model, x, runs))
     name = "int8 linear 128x768 by 768x3072"
+    progress(name)
     layers, reports = measure(name, linear, 3 if quick else 9, threads)
     rows += layers
     (layer,) = [found for found in reports["fast"]["online"]["layers"] if found["path"] == "0"]
     rows.append(Row(name, "fast: the layer's steps, product and cut", layer["latency_ms"], None))
     if not quick:
+        progress("ResNet-18, with compiling: some minutes")
         rows += measure("ResNet-18, 224x224", resnet18, 3, threads)[0]
         rows += measure("ResNet-18, 224x224, compiled", resnet18, 5, threads, cold=4)[0]
         rows += measure("int8 ResNet-18, 224x224, compiled", resnet18_int8, 5, threads, cold=4)[0]
@@ -192,9 +200,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return document("secureinfer.mpc/1", rows)
+
+
 def main(arguments: Sequence[str]) -> None:
     """`--quick` for fewer runs and no ResNet, `--json` for one JSON document, `--threads N` for each party."""
     threads = int(arguments[arguments.index("--threads") + 1]) if "--threads" in arguments else 1
-    rows = run(quick="--quick" in arguments, threads=threads)
-    document = {"schema": "secureinfer.mpc/1", "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
-    sys.stdout.write((json.dumps(document) if "--json" in arguments else table(rows)) + "\n")
+    command.run(arguments, functools.partial(run, threads=threads), table, as_json)

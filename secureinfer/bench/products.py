@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..backends.mpc import products, selection
+from . import command
+from .command import document
 
 
 @dataclass(frozen=True)
@@ -147,20 +147,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "schema": "secureinfer.products/1",
-        "torch": torch.__version__,
-        "rows": [{**asdict(r), "ratio": r.ratio} for r in rows],
-    }
+    return document("secureinfer.products/1", rows, ("ratio",))
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--quick` for the chosen methods only and fewer rounds, `--json` for one JSON document."""
-    quick, as_document = "--quick" in arguments, "--json" in arguments
-
-    def progress(text: str) -> None:
-        sys.stderr.write(f"\r{text:<70}" if sys.stderr.isatty() else "")
-
-    rows = measure(quick=quick, progress=progress)
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
-    sys.stdout.write((json.dumps(as_json(rows)) if as_document else table(rows)) + "\n")
+    command.run(arguments, measure, table, as_json)

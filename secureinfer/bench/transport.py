@@ -6,14 +6,13 @@ acknowledgement. CrypTen's own calls are timed (send and recv of tensors), for g
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from ..transport.base import Address, Clock
 from ..transport.data import DIALLERS, LISTENERS
 from ..transport.limits import Limits
 from ..transport.tls import Credentials, Identity, load_credentials, make_certificates
+from . import command
+from .command import document
 
 SESSION, TOKEN = b"s" * 16, b"t" * 32
 HERE, THERE = Identity("model_owner", "here"), Identity("data_owner", "there")
@@ -210,11 +211,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "schema": "secureinfer.transport/2",
-        "torch": torch.__version__,
-        "rows": [{**asdict(r), "tls_ratio": r.tls_ratio, "grpc_ratio": r.grpc_ratio} for r in rows],
-    }
+    return document("secureinfer.transport/2", rows, ("tls_ratio", "grpc_ratio"))
 
 
 def _other_end(folder: str, quick: str, *ports: str) -> None:
@@ -231,14 +228,7 @@ def _other_end(folder: str, quick: str, *ports: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """`--quick` for fewer messages, `--json` for one JSON document."""
-    quick, as_document = "--quick" in arguments, "--json" in arguments
-
-    def progress(text: str) -> None:
-        sys.stderr.write(f"\r{text:<60}" if sys.stderr.isatty() else "")
-
-    rows = measure(quick=quick, progress=progress)
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
-    sys.stdout.write((json.dumps(as_json(rows)) if as_document else table(rows)) + "\n")
+    command.run(arguments, measure, table, as_json)
 
 
 if __name__ == "__main__":
