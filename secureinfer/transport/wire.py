@@ -25,10 +25,10 @@ VERSION = 1
 _HEADER = struct.Struct("<4sBBH16sQIIQQQ")
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
-_FIRST_RESERVE = 64 << 20
-"""Memory taken at most on a peer's word; it doubles as bytes arrive."""
 _CLEARED_BYTES = 1 << 20
-"""From this size on, memory that this side reserves is not cleared first."""
+"""From this size on, memory that this side reserves is not cleared first. It is also what is reserved on a peer's word; it
+doubles as bytes arrive.
+"""
 
 MAX_JSON_BYTES = 16 << 20
 MAX_BLOBS = 4096
@@ -103,66 +103,10 @@ def flat(payload: Buffer) -> memoryview:
 class Reader(Protocol):
     """Reads exact sizes from an incoming stream."""
 
-    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> bytearray | memoryview:
+    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> memoryview:
         """Exactly `size` bytes, writable. deadline: time.monotonic() seconds, or None. trusted: this side named the
         size, so that it may be reserved before the bytes come.
         """
-
-
-class ChunkReader:
-    """Reads exact sizes from a stream that arrives in chunks of any size.
-
-    next_chunk(deadline) gives the next non-empty chunk, or raises. deadline: time.monotonic() seconds, or
-    None.
-    """
-
-    def __init__(self, next_chunk: Callable[[float | None], Buffer]) -> None:
-        self._next = next_chunk
-        self._chunk = memoryview(b"")
-
-    def read(self, size: int, deadline: float | None, *, trusted: bool = False) -> bytearray | memoryview:
-        """Exactly `size` bytes. trusted: this side named the size, so that it may be reserved before the
-        bytes come.
-        """
-        chunk = self._chunk
-        if len(chunk) >= size:
-            self._chunk = chunk[size:]
-            return bytearray(chunk[:size])
-        done = 0
-        if trusted and size >= _CLEARED_BYTES:
-            return self._fill(_uninitialised(size), deadline)
-        out = bytearray(size if trusted else min(size, _FIRST_RESERVE))
-        while done < size:
-            if not len(chunk):
-                chunk = memoryview(self._next(deadline))
-            if done == len(out):
-                out += bytes(min(len(out), size - done))
-            take = min(len(chunk), len(out) - done)
-            out[done : done + take] = chunk[:take]
-            done += take
-            chunk = chunk[take:]
-        self._chunk = chunk
-        return out
-
-    def _fill(self, out: memoryview, deadline: float | None) -> memoryview:
-        """Exactly len(out) bytes, into out."""
-        chunk, done = self._chunk, 0
-        while done < len(out):
-            if not len(chunk):
-                chunk = memoryview(self._next(deadline))
-            take = min(len(chunk), len(out) - done)
-            out[done : done + take] = chunk[:take]
-            done += take
-            chunk = chunk[take:]
-        self._chunk = chunk
-        return out
-
-
-def _uninitialised(size: int) -> memoryview:
-    """Writable memory that nobody has to clear first: a bytearray's zeros cost a pass over the pages of a large frame."""
-    import numpy
-
-    return numpy.empty(size, numpy.uint8).data
 
 
 class DirectReader:
@@ -185,6 +129,37 @@ class DirectReader:
             self._fill(larger[done:], deadline)
             out = larger
         return out
+
+
+class ChunkReader(DirectReader):
+    """Reads exact sizes from a stream that arrives in chunks of any size.
+
+    next_chunk(deadline) gives the next non-empty chunk, or raises. deadline: time.monotonic() seconds, or
+    None.
+    """
+
+    def __init__(self, next_chunk: Callable[[float | None], Buffer]) -> None:
+        super().__init__(self._from_chunks)
+        self._next = next_chunk
+        self._chunk = memoryview(b"")
+
+    def _from_chunks(self, out: memoryview, deadline: float | None) -> None:
+        chunk, done = self._chunk, 0
+        while done < len(out):
+            if not len(chunk):
+                chunk = memoryview(self._next(deadline))
+            take = min(len(chunk), len(out) - done)
+            out[done : done + take] = chunk[:take]
+            done += take
+            chunk = chunk[take:]
+        self._chunk = chunk
+
+
+def _uninitialised(size: int) -> memoryview:
+    """Writable memory that nobody has to clear first: a bytearray's zeros cost a pass over the pages of a large frame."""
+    import numpy
+
+    return numpy.empty(size, numpy.uint8).data
 
 
 def _reserve(size: int) -> memoryview:
