@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from ...errors import SessionError, WireError
 from ...transport.base import Address, Link
 
-_NUMPY: dict[torch.dtype, Any] = {
+NUMPY_TYPES: dict[torch.dtype, Any] = {
     torch.int64: np.int64,
     torch.int32: np.int32,
     torch.int16: np.int16,
@@ -48,7 +48,7 @@ def tensors_from(payload: memoryview, like: Sequence[torch.Tensor]) -> list[torc
     for t in like:
         count = math.prod(t.shape)
         size = count * t.dtype.itemsize
-        raw = np.frombuffer(payload[offset : offset + size], dtype=_NUMPY[t.dtype], count=count)
+        raw = np.frombuffer(payload[offset : offset + size], dtype=NUMPY_TYPES[t.dtype], count=count)
         if not raw.flags.writeable:
             raw = raw.copy()
         out.append(torch.from_numpy(raw).reshape(tuple(t.shape)).to(t.device))

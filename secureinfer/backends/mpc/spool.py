@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext, Cipher, algorithms, modes
 
 from ...errors import CorrelationError, SessionError, SettingsError
+from .communicator import NUMPY_TYPES
 from .correlations import Correlation
 from .party import Parts
 from .randomness import fields
@@ -118,7 +119,7 @@ class Spool:
                 for start in range(0, size, PIECE_BYTES):
                     piece = memoryview(sealed.file.read(min(PIECE_BYTES, size - start)))
                     decryptor.update_into(piece, memory.data[start : start + len(piece) + _SPARE])
-                raw: Any = memory[:size].view(_NUMPY[dtype])
+                raw: Any = memory[:size].view(NUMPY_TYPES[dtype])
                 parts[part.name] = torch.from_numpy(raw).reshape(shape)
             decryptor.finalize()
         except InvalidTag:
@@ -198,12 +199,3 @@ class Writer:
 def _nonce(ordinal: int) -> bytes:
     """Under a key that serves one inference."""
     return ordinal.to_bytes(12, "little")
-
-
-_NUMPY: dict[torch.dtype, Any] = {
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.int16: np.int16,
-    torch.int8: np.int8,
-    torch.uint8: np.uint8,
-}
