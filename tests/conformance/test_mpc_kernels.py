@@ -20,6 +20,13 @@ from .cases import CASES, INT8_CASES, Case
 from .harness import Operand, one_step, run
 
 EXAMPLES = int(os.environ.get("SECUREINFER_EXAMPLES", "3"))
+ROW = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
 FRAME = ("begin", "reveal")
 
 
@@ -87,13 +94,7 @@ def setup_of_seeds(parties: int) -> int:
 
 
 @pytest.mark.parametrize("kernel", sorted(CASES))
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-    database=None,
-)
+@ROW
 @given(data=st.data())
 def test_kernel_holds_to_its_row(kernel: str, data: st.DataObject) -> None:
     torch.manual_seed(0)
@@ -102,13 +103,7 @@ def test_kernel_holds_to_its_row(kernel: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kernel", sorted(INT8_CASES))
-@settings(
-    max_examples=2 * EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-    database=None,
-)
+@settings(ROW, max_examples=2 * EXAMPLES)
 @given(data=st.data())
 def test_kernel_holds_to_its_row_on_int8_weights(kernel: str, data: st.DataObject) -> None:
     torch.manual_seed(0)
@@ -139,13 +134,7 @@ def _clamped(low: float | None, high: float | None) -> tuple[Graph, Node, int, d
 
 
 @pytest.mark.parametrize("kernel", sorted(k for k in CASES if "window" in k))
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-    database=None,
-)
+@ROW
 @given(data=st.data())
 def test_kernel_holds_to_its_row_where_many_values_are_compared(
     kernel: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

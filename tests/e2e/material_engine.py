@@ -11,31 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import recording_engine
+from plain_cipher import Plain
 
 from secureinfer.backends.base import Engine
 from secureinfer.backends.mpc import dealer, party, randomness, seeds, spool
 
 NAME = "material_engine:make"
 MOST = 64
-
-
-class Plain:
-    """In place of a cipher."""
-
-    def __init__(self, *args: Any) -> None:
-        self.tag = bytes(16)
-
-    def encryptor(self) -> Plain:
-        return self
-
-    def authenticate_additional_data(self, data: bytes) -> None: ...
-
-    def update_into(self, data: Any, buffer: Any) -> int:
-        buffer[: len(data)] = data
-        return len(data)
-
-    def finalize(self) -> bytes:
-        return b""
 
 
 def fault(role: str) -> str:

@@ -23,13 +23,8 @@ from secureinfer.transport.memory import memory_links
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header
 
-SESSION = b"s" * 16
-TOKEN = b"t" * 32
-OWNER = Identity("data_owner", "data_owner")
-MODEL = Identity("model_owner", "model_owner")
-AT = Address("online", 3, 2, 1)
+from .links import AT, MODEL, OWNER, SESSION, TOKEN, Pair, between
 
-Pair = tuple[FramedLink, FramedLink]
 Opener = Callable[..., "Iterator[Pair]"]
 
 
@@ -46,32 +41,6 @@ def in_memory(_: object, *, deadline: float = 20.0, queued: int = 1 << 30) -> It
     links = memory_links(["data_owner", "model_owner"], SESSION, deadline=deadline, limit=queued)
     yield links["data_owner"]["model_owner"], links["model_owner"]["data_owner"]
     links["data_owner"]["model_owner"].close()
-
-
-@contextmanager
-def between(
-    kind: str,
-    certs: dict[Identity, Credentials],
-    *,
-    deadline: float = 20.0,
-    queued: int = 1 << 30,
-    keepalive: float = 20.0,
-) -> Iterator[Pair]:
-    limits = Limits(deadline, keepalive, queued)
-    listener = LISTENERS[kind](certs[MODEL], "127.0.0.1", (0,), SESSION, {OWNER: TOKEN}, Clock(), limits)
-    try:
-        here = DIALLERS[kind](
-            "127.0.0.1", listener.port, certs[OWNER], MODEL, SESSION, TOKEN, Clock(), limits, timeout=10
-        )
-        try:
-            yield here, listener.accept("data_owner", 10)
-        finally:
-            closing = threading.Thread(target=here.close)
-            closing.start()
-            listener.close()
-            closing.join()
-    finally:
-        listener.close()
 
 
 @pytest.fixture(params=["tls", "grpc"])

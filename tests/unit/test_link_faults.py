@@ -21,7 +21,7 @@ import pytest
 
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, WireError
 from secureinfer.transport import grpc_listener
-from secureinfer.transport.base import HEADER_BYTES, MAX_FRAME_BYTES, Address, Clock
+from secureinfer.transport.base import HEADER_BYTES, MAX_FRAME_BYTES, Clock
 from secureinfer.transport.data import DIALLERS, LISTENERS, DataListener
 from secureinfer.transport.framing import ERROR, FramedLink
 from secureinfer.transport.grpc_link import (
@@ -36,10 +36,7 @@ from secureinfer.transport.preface import ACCEPTED, ANSWER_BYTES, Preface, pack_
 from secureinfer.transport.tls import Credentials, Identity, make_certificates
 from secureinfer.transport.wire import pack_header, unpack_header
 
-SESSION = b"s" * 16
-TOKEN = b"t" * 32
-OWNER, MODEL, DEALER = (Identity(role, role) for role in ("data_owner", "model_owner", "dealer"))
-AT = Address("online", 3, 2, 1)
+from .links import AT, DEALER, MODEL, OWNER, SESSION, TOKEN
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from secureinfer.backends.mpc.correlations import And, Product, Square, Truncati
 from secureinfer.backends.mpc.randomness import Stream
 from secureinfer.backends.mpc.spool import PIECE_BYTES, Spool
 from secureinfer.errors import CorrelationError, SessionError, SettingsError
+from tests.e2e.plain_cipher import Plain
 
 SESSION = bytes(range(16))
 KINDS = [
@@ -193,23 +194,6 @@ def test_nothing_in_the_files_can_be_read(tmp_path: Path) -> None:
 
 def test_plain_material_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the cipher leaves everything as it was."""
-
-    class Plain:
-        def __init__(self, *args: Any) -> None:
-            self.tag = bytes(16)
-
-        def encryptor(self) -> Plain:
-            return self
-
-        def authenticate_additional_data(self, data: bytes) -> None: ...
-
-        def update_into(self, data: Any, buffer: Any) -> int:
-            buffer[: len(data)] = data
-            return len(data)
-
-        def finalize(self) -> bytes:
-            return b""
-
     monkeypatch.setattr(module, "Cipher", Plain)
     spool = written(tmp_path, 2)
     for i in (0, 1):

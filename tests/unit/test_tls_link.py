@@ -22,7 +22,7 @@ import pytest
 
 from secureinfer.errors import AuthenticationError, PeerError, SecureInferError, SettingsError, WireError
 from secureinfer.transport import data_port, tls_listener
-from secureinfer.transport.base import Address, Clock
+from secureinfer.transport.base import Clock
 from secureinfer.transport.framing import ALIVE
 from secureinfer.transport.limits import Limits
 from secureinfer.transport.preface import (
@@ -37,18 +37,15 @@ from secureinfer.transport.preface import (
     unpack_answer,
     unpack_preface,
 )
-from secureinfer.transport.tls import Credentials, Identity, make_certificates
+from secureinfer.transport.tls import Credentials, make_certificates
 from secureinfer.transport.tls_dial import dial_tls
 from secureinfer.transport.tls_link import PIECE_BYTES, TlsLink
 from secureinfer.transport.tls_listener import MAX_STRANGERS, TlsListener
 from secureinfer.transport.wire import DirectReader, pack_header
 
-SESSION = b"s" * 16
-TOKEN = b"t" * 32
-OWNER, MODEL, DEALER = (Identity(role, role) for role in ("data_owner", "model_owner", "dealer"))
-AT = Address("online", 3, 2, 1)
+from .links import AT, DEALER, MODEL, OWNER, SESSION, TOKEN, Certificates, between
+
 RIGHT = pack_preface(Preface(SESSION, TOKEN))
-Certificates = dict[Identity, Credentials]
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +94,10 @@ def dial(
 def pair(
     certificates: Certificates, *, deadline: float = 20.0, keepalive: float = 20.0, queued: int = 1 << 30
 ) -> Iterator[tuple[TlsLink, TlsLink]]:
-    limits = Limits(deadline, keepalive, queued)
-    listener = listen(certificates, limits)
-    try:
-        here = dial(listener, certificates, limits)
-        try:
-            yield here, listener.accept("data_owner", 5)
-        finally:
-            closing = threading.Thread(target=here.close)
-            closing.start()
-            listener.close()
-            closing.join()
-    finally:
-        listener.close()
+    with between("tls", certificates, deadline=deadline, keepalive=keepalive, queued=queued) as (here, there):
+        if not (isinstance(here, TlsLink) and isinstance(there, TlsLink)):
+            raise TypeError("these are no TLS links")
+        yield here, there
 
 
 def raw(listener: TlsListener) -> socket.socket:
