@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import AuthenticationError, PeerError, WireError
@@ -87,41 +88,35 @@ def _connect(
 ) -> ssl.SSLSocket:
     """One attempt. Raises OSError where another may succeed."""
     raw = socket.create_connection((host.strip("[]"), port), max(0.1, stop - time.monotonic()))
-    try:
+    with _closed_on_failure(raw, peer):
         tune(raw)
         raw.settimeout(max(0.1, stop - time.monotonic()))
         sock = context.wrap_socket(raw, server_hostname=peer.hostname, suppress_ragged_eofs=False)
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        raw.close()
-        raise ConnectionError from None
-    except ssl.SSLError as error:
-        raw.close()
-        raise AuthenticationError(f"{peer}: {refusal(error)}", public_detail=peer.name) from None
-    except BaseException:
-        raw.close()
-        raise
-    try:
+    with _closed_on_failure(sock, peer):
         if sock.selected_alpn_protocol() != DATA_PROTOCOL:
-            raise WireError(f"{peer.name}: what listens at {host}:{port} takes no data connections")
+            raise WireError(f"what listens at {host}:{port} takes no data connections")
         # Under TLS 1.3 our certificate is judged after our side of the handshake: a refusal shows at the first read.
         with contextlib.suppress(ConnectionError):
             sock.sendall(preface)
         status, text = unpack_answer(read_exactly(sock, ANSWER_BYTES, stop))
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        if status == REFUSED:
+            raise AuthenticationError(f"{peer.name} refused the connection: {text}", public_detail=peer.name)
+        if status != ACCEPTED:
+            raise PeerError(peer.name, f"refused the connection: {text}")
+    return sock
+
+
+@contextlib.contextmanager
+def _closed_on_failure(sock: socket.socket, peer: Identity) -> Iterator[None]:
+    """Close what did not become a link, and say whose it would have been."""
+    try:
+        yield
+    except BaseException as error:
         sock.close()
-        raise ConnectionError from None
-    except ssl.SSLError as error:
-        sock.close()
-        raise AuthenticationError(f"{peer}: {refusal(error)}", public_detail=peer.name) from None
-    except WireError as error:
-        sock.close()
-        raise WireError(f"{peer.name}: {error}") from None
-    except BaseException:
-        sock.close()
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            raise ConnectionError from None
+        if isinstance(error, ssl.SSLError):
+            raise AuthenticationError(f"{peer}: {refusal(error)}", public_detail=peer.name) from None
+        if isinstance(error, WireError):
+            raise WireError(f"{peer.name}: {error}") from None
         raise
-    if status == ACCEPTED:
-        return sock
-    sock.close()
-    if status == REFUSED:
-        raise AuthenticationError(f"{peer.name} refused the connection: {text}", public_detail=peer.name)
-    raise PeerError(peer.name, f"refused the connection: {text}")
