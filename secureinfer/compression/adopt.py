@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import CompileError
-from .int8 import fill, int8_class
+from .int8 import fill, shell_of
 from .transform import copied
 
 _DYNAMIC_LINEAR = ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
@@ -64,8 +64,7 @@ def _linear(module: Any) -> torch.nn.Module | None:
     if weight.dtype != torch.qint8 or bool(zeros.any()) or (channels and weight.q_per_channel_axis() != 0):
         return None
     scale = weight.q_per_channel_scales() if channels else torch.tensor(weight.q_scale())
-    cls = int8_class(torch.nn.Linear)
-    shell = cls.__new__(cls)
+    shell = shell_of(torch.nn.Linear)
     state = {**vars(layer), "_parameters": {"bias": layer.bias}}
     fill(shell, state, weight.int_repr(), scale.float().expand(module.out_features).contiguous(), 0)
     return shell

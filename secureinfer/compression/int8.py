@@ -28,12 +28,10 @@ class Int8Weight(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        shape = [1] * self.weight_int8.dim()
-        shape[self.channel_dim] = -1
-        return self.weight_int8.to(self.weight_scale.dtype) * self.weight_scale.reshape(shape)
+        return dequantized(self.weight_int8, self.weight_scale, self.channel_dim)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _shell, (type(self).__mro__[2],), dict(vars(self))
+        return shell_of, (type(self).__mro__[2],), dict(vars(self))
 
 
 _CLASSES: dict[type, type[torch.nn.Module]] = {}
@@ -46,7 +44,8 @@ def int8_class(base: type[torch.nn.Module]) -> type[torch.nn.Module]:
     return _CLASSES[base]
 
 
-def _shell(base: type[torch.nn.Module]) -> torch.nn.Module:
+def shell_of(base: type[torch.nn.Module]) -> torch.nn.Module:
+    """A layer of kind `base` on an int8 weight, without any state; see fill."""
     cls = int8_class(base)
     return cls.__new__(cls)
 
@@ -65,6 +64,17 @@ def fill(
     shell.register_buffer("weight_scale", scale)
 
 
+def dequantized(values: torch.Tensor, scale: torch.Tensor, channel_dim: int) -> torch.Tensor:
+    """The weight that int8 values and scales along `channel_dim` stand for, in the type of the scales."""
+    return values.to(scale.dtype) * _along(scale, values.dim(), channel_dim)
+
+
+def _along(scale: torch.Tensor, dims: int, channel_dim: int) -> torch.Tensor:
+    shape = [1] * dims
+    shape[channel_dim] = -1
+    return scale.reshape(shape)
+
+
 def quantized(weight: torch.Tensor, channel_dim: int) -> tuple[torch.Tensor, torch.Tensor] | None:
     """int8 values and scales of a finite float weight; None where its scales have no place between 2**-52 and 2**11.
 
@@ -76,9 +86,9 @@ def quantized(weight: torch.Tensor, channel_dim: int) -> tuple[torch.Tensor, tor
     scale = _on_a_grid(wanted, weight.dtype)
     if scale is None:
         return None
-    shape = [1] * weight.dim()
-    shape[channel_dim] = -1
-    values = torch.round(exact / scale.reshape(shape)).clamp(-LARGEST, LARGEST).to(torch.int8)
+    values = (
+        torch.round(exact / _along(scale, weight.dim(), channel_dim)).clamp(-LARGEST, LARGEST).to(torch.int8)
+    )
     return values, scale.to(weight.dtype)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from ..errors import CompileError, SettingsError
-from .int8 import Int8Weight, fill, int8_class, quantized
+from .int8 import Int8Weight, dequantized, fill, quantized, shell_of
 from .report import LayerReport, TransformReport
 from .transform import copied, model_bytes, remember_computed
 from .weights import Effective, Unknown, effective, other_parametrizations
@@ -145,6 +145,19 @@ def _refusal(module: torch.nn.Module) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A layer that was converted. shell: what takes its place, which is filled at the end."""
+
+    module: torch.nn.Module
+    shell: torch.nn.Module
+    weight: Effective
+    bias: Effective | None
+    values: torch.Tensor
+    scale: torch.Tensor
+    channel_dim: int
+
+
 class _Conversion:
     """Int8 layers for the modules of one model, and the copy of the model that has them."""
 
@@ -153,7 +166,7 @@ class _Conversion:
         self._memo: dict[int, Any] = {}
         remember_computed(model, self._memo)
         self._paths: list[str] = []
-        self._layers: list[tuple[torch.nn.Module, torch.nn.Module, Effective, Effective | None]] = []
+        self._layers: list[_Layer] = []
         self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._tied = {id(p): list(paths) for p, paths in _shared_parameters(model)}
 
@@ -187,16 +200,13 @@ class _Conversion:
         if made is None:
             raise Unknown("its weights are too large or too small for scales in fixed point")
         self._made[key] = made
-        cls = int8_class(parametrize.type_before_parametrizations(module))
-        shell = cls.__new__(cls)
+        shell = shell_of(parametrize.type_before_parametrizations(module))
         self._memo[id(module)] = shell
-        self._layers.append((module, shell, weight, bias))
+        self._layers.append(_Layer(module, shell, weight, bias, *made, dim))
         self._paths.extend(paths)
         values, scale = made
-        shape = [1] * tensor.dim()
-        shape[dim] = -1
         exact = tensor.double()
-        difference = values.double() * scale.double().reshape(shape) - exact
+        difference = dequantized(values, scale.double(), dim) - exact
         size = float(exact.norm())
         error = float(difference.norm()) / size if size else 0.0
         after = sum(t.numel() * t.element_size() for t in (values, scale))
@@ -214,11 +224,9 @@ class _Conversion:
 
     def model(self) -> torch.nn.Module:
         """The copy. Float weights that were converted are not copied first."""
-        for module, shell, weight, bias in self._layers:
-            dim = _channel_dim(module) or 0
-            parameter = module._parameters.get("weight")
-            made = self._made[id(parameter if parameter is not None else weight.tensor), dim]
-            fill(shell, copy.deepcopy(_state_without(module, weight, bias), self._memo), *made, dim)
+        for layer in self._layers:
+            state = copy.deepcopy(_state_without(layer.module, layer.weight, layer.bias), self._memo)
+            fill(layer.shell, state, layer.values, layer.scale, layer.channel_dim)
         return copied(self._source, self._memo)
 
 
