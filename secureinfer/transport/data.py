@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import WireError
 from .base import Clock
+from .data_port import DataPort
 from .framing import FramedLink
 from .grpc_link import dial
 from .grpc_listener import Listener
@@ -15,15 +16,8 @@ from .tls import Credentials, Identity
 from .tls_dial import dial_tls
 from .tls_listener import TlsListener
 
-
-class DataListener(Protocol):
-    """A worker's data port."""
-
-    port: int
-
-    def accept(self, peer: str, timeout: float) -> FramedLink: ...
-
-    def close(self) -> None: ...
+DataListener = DataPort[Any]
+"""A worker's data port, of either kind."""
 
 
 class _Listen(Protocol):

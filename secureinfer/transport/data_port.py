@@ -7,6 +7,7 @@ from __future__ import annotations
 import hmac
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
@@ -17,8 +18,10 @@ from .tls import Identity
 AnyLink = TypeVar("AnyLink", bound=FramedLink)
 
 
-class DataPort(Generic[AnyLink]):
+class DataPort(ABC, Generic[AnyLink]):
     """The links of one session's expected peers. A subclass listens, and puts them in `_links` under `_arrived`."""
+
+    port: int
 
     def __init__(self, session_id: bytes, expected: Mapping[Identity, bytes]) -> None:
         self._session_id = session_id
@@ -43,6 +46,10 @@ class DataPort(Generic[AnyLink]):
                     raise PeerError(peer, f"did not connect within {timeout:g} s")
                 self._arrived.wait(min(left, 0.5))
             return self._links[peer]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all links and the port."""
 
     def _check(self, identity: Identity, session_id: object, token: object) -> None:
         """Raises AuthenticationError unless an expected party shows this session's id and its own token."""
