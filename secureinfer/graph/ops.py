@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from .int8 import dequantized
 from .ir import Graph, Node
+from .polynomials import evaluate as evaluate_polynomial
 
 Attrs = Mapping[str, Any]
 Reference = Callable[[Attrs, Sequence[torch.Tensor]], torch.Tensor]
@@ -134,6 +135,12 @@ def _clamp(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
 @op("pow")
 def _pow(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.pow(x[0], a["exponent"])
+
+
+@op("polynomial")
+def _polynomial(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What stands in for the function `kind` on [-radius, radius], with at most `error` between them; see polynomials.py."""
+    return evaluate_polynomial(a["coefficients"], a["radius"], x[0])
 
 
 @op("any")
