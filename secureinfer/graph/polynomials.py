@@ -26,6 +26,9 @@ MOST_DEGREE = 63
 _SURE_DEGREE = 32
 """Powers of t are a poor basis: from a degree of about 40 on, the digits of float64 run out, and a lower one is better."""
 
+_FINE, _COARSE = 2048, 512
+"""Points of the grid on which errors are measured, and of the one on which fits are made."""
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -175,30 +178,30 @@ def _useful(kind: str, degree: int) -> int:
     return degree - (degree + 1) % 2 if shape.parity == "odd" else degree
 
 
-def _half_grid() -> torch.Tensor:
+def _half_grid(n: int) -> torch.Tensor:
     """Of [0, 1]: both ends, uniform, dense at 1 where polynomials swing, and dense at 0 where steep functions turn."""
-    i = torch.arange(2049, dtype=torch.float64) / 2048
-    steep = torch.logspace(-9, 0, 1024, dtype=torch.float64)
+    i = torch.arange(n + 1, dtype=torch.float64) / n
+    steep = torch.logspace(-9, 0, n // 2, dtype=torch.float64)
     points = torch.cat([i, torch.sin(i * (math.pi / 2)), steep]).clamp(max=1.0)
     distinct: torch.Tensor = torch.unique_consecutive(points.sort().values)
     return distinct
 
 
-@functools.lru_cache(maxsize=1)
-def _grid() -> torch.Tensor:
-    half = _half_grid()
+@functools.lru_cache(maxsize=2)
+def _grid(n: int) -> torch.Tensor:
+    half = _half_grid(n)
     return torch.cat([-half.flip(0), half[1:]])
 
 
 def _greatest_error(kind: str, radius: float, coefficients: Sequence[float]) -> float:
-    x = _grid() * radius
+    x = _grid(_FINE) * radius
     return float((evaluate(coefficients, radius, x) - _KINDS[kind].function(x)).abs().max())
 
 
 @functools.lru_cache(maxsize=1024)
 def _fit(kind: str, radius: float, degree: int) -> Fit:
     shape = _KINDS[kind]
-    t = _grid() if shape.parity == "full" else _half_grid()
+    t = _grid(_COARSE) if shape.parity == "full" else _half_grid(_COARSE)
     x = t * radius
     rest = shape.function(x) - shape.constant - shape.linear * x
     powers = range(degree + 1) if shape.parity == "full" else range(shape.parity == "odd", degree + 1, 2)

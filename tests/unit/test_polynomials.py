@@ -49,7 +49,7 @@ KNOWN = [  # |x| on [-1, 1]: 1/2, 1/8; Bernstein's constant 0.28017 is the limit
 @pytest.mark.parametrize(("kind", "radius", "degree", "error"), KNOWN)
 def test_known_minimax_errors(kind: str, radius: float, degree: int, error: float) -> None:
     found = fit(kind, radius, degree)
-    assert found.error == pytest.approx(error, rel=1e-2 if degree == 20 else 1e-5)
+    assert found.error == pytest.approx(error, rel=1e-2 if degree == 20 else 1e-4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +90,7 @@ def test_coefficients_that_symmetry_rules_out_are_exactly_zero(kind: str, radius
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_higher_degree_is_never_worse(kind: str) -> None:
-    errors = [fit(kind, 5.0, d).error for d in range(1, 64)]
+    errors = [fit(kind, 5.0, d).error for d in range(1, 64, 3)]
     assert all(b <= a * (1 + 1e-6) + 1e-12 for a, b in zip(errors, errors[1:], strict=False))
 
 
