@@ -86,6 +86,7 @@ def compile(
         precision_bits=precision_bits,
         public_weights=public_weights,
         keep_unsupported=True,
+        keep_polynomials=bool(registry.for_op("polynomial")),
     )
     options: dict[str, Any] = {"precision_bits": precision_bits}
     if exact_cuts:

@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from ..errors import CompileError, SettingsError, UnsupportedModelError, UnsupportedNode
 from . import aten
 from .draft import UNSUPPORTED, Draft, Value, nominal
+from .expand import expand_polynomials, on_unit_ranges
 from .finish import finish
 from .int8 import follow, keep_int8
 from .ir import DATA_OWNER, MODEL_OWNER, Graph
@@ -45,6 +46,7 @@ def export_graph(
     precision_bits: int = 16,
     public_weights: bool | Sequence[str] = False,
     keep_unsupported: bool = False,
+    keep_polynomials: bool = True,
 ) -> tuple[Graph, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The model as a Graph, its private weights and its public constants, both float32, int64 or bool by edge
     name; weights that the model multiplies by a scale a channel stay int8 (graph/int8.py).
@@ -53,7 +55,7 @@ def export_graph(
     of the same shapes (a tensor, a tuple, or a dictionary of keyword inputs each), from which ranges are
     taken. owners: input name -> data owner, `data_owner` where it is silent. reveal_to: who gets the outputs;
     may be left out with one data owner. keep_unsupported: leave nodes "unsupported" in the graph, without
-    ranges, for the planner to list with its own.
+    ranges, for the planner to list with its own. keep_polynomials: as one operator; else as powers and a linear layer.
 
     What becomes public: constants written in the code, sizes, integer and boolean buffers that are not saved
     with the model (persistent=False), integer buffers that are zero or count upwards, and the parameters and buffers
@@ -80,6 +82,8 @@ def export_graph(
     env = _placeholders(draft, program, args, kwargs, names, owner_of, _named_public(model, public_weights))
     _calls(draft, program, env)
     output_tree = _outputs(draft, program, env)
+    if not keep_polynomials:
+        draft.rewrite(on_unit_ranges)
     canonicalise(draft)
     draft.rewrite(keep_int8())
     problems = [
@@ -99,6 +103,8 @@ def export_graph(
         batches = [_flat_batch(model, b, names_of=parameters) for b in calibration or ()]
         first = {path: t for t, path in _flat_tensors(named, parameters)}
         graph = with_ranges(graph, {**weights, **constants}, [first, *batches])
+    if not keep_polynomials:
+        graph, constants = expand_polynomials(graph, constants)
     return graph, weights, constants
 
 

@@ -259,6 +259,16 @@ for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "reciprocal", "a
     aten(f"{_name}.default")(_unary)
 
 
+@aten("secureinfer.polynomial.default")
+def _polynomial(
+    c: Call, x: Value, coefficients: Sequence[float], radius: float, kind: str, error: float
+) -> Value:
+    """What compression put in place of an activation."""
+    return c.draft.emit(
+        "polynomial", [x], kind=kind, radius=radius, coefficients=list(coefficients), error=error
+    )
+
+
 @aten("leaky_relu.default")
 def _leaky_relu(c: Call, x: Value, slope: float = 0.01) -> Value:
     return binary(c, "add", binary(c, "mul", x, slope), binary(c, "mul", relu(c, x), 1 - slope))
