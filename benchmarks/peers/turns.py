@@ -1,0 +1,31 @@
+"""How a peer's process works with the benchmark that started it: one line in for each run, one line of JSON at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
+
+T = TypeVar("T")
+
+
+def take(once: Callable[[], T], runs: int | None, out: TextIO) -> list[T]:
+    """What once gave, each time. runs: how often; None: once for each line that comes in, answered by a line."""
+    if runs is not None:
+        return [once() for _ in range(runs)]
+    found = []
+    _say(out, "ready")
+    for _ in sys.stdin:
+        found.append(once())
+        _say(out, "done")
+    return found
+
+
+def close(document: dict[str, Any], out: TextIO) -> None:
+    _say(out, json.dumps(document))
+
+
+def _say(out: TextIO, line: str) -> None:
+    out.write(line + "\n")
+    out.flush()
