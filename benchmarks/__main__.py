@@ -1,4 +1,4 @@
-"""`python -m benchmarks dealing|mpc|products|transport [--quick] [--json]`."""
+"""`python -m benchmarks ckks|dealing|mpc|products|transport [--quick] [--json]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 
 from secureinfer.bench import products, transport
 
-from . import dealing, mpc
+from . import ckks, dealing, mpc
 
 BENCHMARKS = {
+    "ckks": ckks.main,
     "dealing": dealing.main,
     "mpc": mpc.main,
     "products": products.main,
