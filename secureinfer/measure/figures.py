@@ -30,6 +30,8 @@ class ProgramInfo:
 
     rounds: planned for an inference; less than the sum over steps, since messages of two steps overlap.
     setup_bytes: planned for a session; no sum over steps either, since steps share what is sent once.
+    dealer: whether there is one; without it nothing is dealt, and there is no offline phase. exact_bytes: whether planned
+    bytes are what is sent, to the byte; else they are what it is at most.
     """
 
     manifest_digest: str
@@ -40,6 +42,8 @@ class ProgramInfo:
     steps: tuple[PlannedStep, ...] = ()
     rounds: int | None = None
     setup_bytes: int | None = None
+    dealer: bool = True
+    exact_bytes: bool = True
 
     @property
     def planned(self) -> dict[str, int | None]:

@@ -69,15 +69,21 @@ class Report:
         )
 
     def overhead(self) -> dict[str, Any]:
-        """Secure latency over plaintext latency, online and total; each names what it divides by what."""
+        """Secure latency over plaintext latency, online and total; each names what it divides by what.
+
+        Where there is no dealer, nothing runs offline, and online is all there is.
+        """
         online = self.online.figures.latency.latency_ms
         offline = self.offline.figures.latency.latency_ms
         base = None if self.plaintext is None else self.plaintext.latency.latency_ms
+        what = "offline + online latency_ms"
         total = None if online is None or offline is None else online + offline
+        if not self.program.dealer:
+            what, total = "online latency_ms, there is no offline phase", online
         below = None if self.plaintext is None else f"plaintext latency_ms, {self.plaintext.engine}"
         return {
             "online": _ratio(online, base, "online latency_ms", below),
-            "total": _ratio(total, base, "offline + online latency_ms", below),
+            "total": _ratio(total, base, what, below),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +96,8 @@ class Report:
                 "backend": program.backend,
                 "protocol": program.protocol,
                 "unsafe": list(program.unsafe),
-                "planned": program.planned if program.steps else None,
+                "dealer": program.dealer,
+                "planned": {**program.planned, "exact_bytes": program.exact_bytes} if program.steps else None,
             },
             "environment": dict(self.environment),
             "network": dict(self.network),

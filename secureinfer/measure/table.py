@@ -52,6 +52,8 @@ def _grid(title: str, *columns: str) -> Table:
 def _phases(report: Report) -> Table:
     table = _grid("Cost", "phase", "runs", "mean", "p50", "p90", "first run", "bytes", "rounds")
     for phase in PHASES:
+        if phase == "offline" and not report.program.dealer:
+            continue
         part, figures = report.phases[phase], report.phases[phase].figures
         warm = figures.latency
         table.add_row(

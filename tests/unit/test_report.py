@@ -266,6 +266,56 @@ def test_bytes_and_rounds_off_the_plan_make_the_report_invalid() -> None:
     assert "online 1 took 4 rounds where the plan says 3" in (report(stats=stats).invalid_reason or "")
 
 
+def test_bytes_below_a_bound_are_no_fault_and_above_it_or_of_an_exact_plan_they_are() -> None:
+    """Ciphertexts are compressed: a plan states what they take at most. Rounds it states exactly."""
+    for phase, party, peer, other, back in (
+        ("setup", 1, "data", 0, "model"),
+        ("offline", 2, "model", 1, "dealer"),
+        ("online", 0, "model", 1, "data"),
+    ):
+        for change, exact, fault in (
+            (-8, False, False),
+            (8, False, True),
+            (-8, True, True),
+            (0, False, False),
+        ):
+            stats = workers()
+            stats[party]["phases"][phase][0]["links"][peer]["bytes_sent"] += change
+            stats[other]["phases"][phase][0]["links"][back]["bytes_received"] += change
+            program = dataclasses.replace(PROGRAM, exact_bytes=exact)
+            said = build_report(program, stats, CALLER).invalid_reason or ""
+            assert (f"{phase} 0 took" in said) is fault, (phase, change, exact, said)
+            assert ("at most" in said) is (fault and not exact)
+    stats = workers()
+    for each in stats[0]["phases"]["online"]:
+        each["rounds"] = 2
+    for each in stats[1]["phases"]["online"]:
+        each["rounds"] = 1
+    bound = dataclasses.replace(PROGRAM, exact_bytes=False)
+    assert "took 2 rounds where the plan says 3" in (build_report(bound, stats, CALLER).invalid_reason or "")
+
+
+def test_without_a_dealer_nothing_is_offline_and_the_total_is_the_online_ratio() -> None:
+    plain = Plaintext("torch eager", "float32", 2, summarise([6.0, 8.0]))
+    stats = workers()[:2]
+    for each in stats:
+        del each["phases"]["offline"]
+    steps = tuple(dataclasses.replace(s, dealt_bytes=0) for s in STEPS)
+    program = dataclasses.replace(PROGRAM, steps=steps, dealer=False, exact_bytes=False)
+    found = build_report(program, stats, CallerTimings(900, {}, CALLER.online), plain)
+    data = found.to_dict()
+    assert data["program"]["dealer"] is False
+    assert data["offline"]["count"] == 0 and data["offline"]["bytes"] is None
+    assert data["overhead"]["total"]["ratio"] == data["overhead"]["online"]["ratio"] == 100
+    assert data["overhead"]["total"]["numerator"] == "online latency_ms, there is no offline phase"
+    assert "offline, each" not in str(found) and "online, each" in str(found)
+    # The twin: where there is a dealer and its figures are missing, the total is unknown.
+    missing = build_report(
+        dataclasses.replace(program, dealer=True), stats, CallerTimings(900, {}, CALLER.online), plain
+    )
+    assert missing.to_dict()["overhead"]["total"]["ratio"] is None and "offline, each" in str(missing)
+
+
 @pytest.mark.parametrize("bad", [-1, 1.5, "many", None, float("nan")])
 def test_malformed_statistics_of_a_peer_are_refused(bad: Any) -> None:
     stats = copy.deepcopy(workers())
