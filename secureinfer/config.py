@@ -74,7 +74,9 @@ class Peer(_Checked):
 
 
 class Peers(_Checked):
-    """Whom this party dials: a data owner both, a model owner the dealer, a dealer nobody."""
+    """Whom this party dials: a data owner both, a model owner the dealer, a dealer nobody. Programs without a dealer take no
+    notice of that one.
+    """
 
     model_owner: Peer | None = None
     dealer: Peer | None = None

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import api
+from .backends import has_dealer
 from .config import load_settings
 from .errors import InputError
 from .files import call_of, named_tensors, read_sentences, read_tensors, tokenizer_beside
@@ -40,9 +41,10 @@ def infer_sentences(
     tokenizer = tokenizer or tokenizer_beside(settings.program)
     if not tokenizer.is_file():
         raise InputError(f"there is no tokenizer {tokenizer}: give one with --tokenizer, or tensors as .npz")
-    graph = Program.load(settings.program, allow_private=False).graph
+    program = Program.load(settings.program, allow_private=False)
+    graph = program.graph
     batch, tokens = sentence_shape(graph)
-    with terminal.working("opening the session with the model owner and the dealer"):
+    with terminal.working(_opening(program)):
         session = api.connect(config, network=network)
     with session:
         parts = []
@@ -72,10 +74,11 @@ def infer_tensors(
     terminal: Terminal, config: Path, path: Path, output: Path | None, network: str | None = None
 ) -> None:
     """Run one inference on the tensors of a file; print the outputs or write them to .npz."""
-    graph = Program.load(load_settings(config).program, allow_private=False).graph
+    program = Program.load(load_settings(config).program, allow_private=False)
+    graph = program.graph
     inputs = read_tensors(path, graph)
     check_inputs(graph, inputs)  # a session would refuse them too, but costs seconds to open
-    with terminal.working("opening the session with the model owner and the dealer"):
+    with terminal.working(_opening(program)):
         session = api.connect(config, network=network)
     with session:
         with terminal.working("one private inference"):
@@ -93,6 +96,11 @@ def infer_tensors(
         f"written to {output}" if output is not None else "\n".join(f"{n}: {t}" for n, t in tensors.items())
     )
     terminal.answer(data, shown, report)
+
+
+def _opening(program: Program) -> str:
+    others = "the model owner and the dealer" if has_dealer(program.backend) else "the model owner"
+    return f"opening the session with {others}"
 
 
 def one_embedding(embedding: torch.Tensor, output: Path | None) -> str:

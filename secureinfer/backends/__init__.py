@@ -1,4 +1,4 @@
-"""Backends: plaintext (the oracle), mpc (CrypTen), each an Engine with a catalog of kernels."""
+"""Backends: plaintext (the oracle), mpc (CrypTen), ckks (TenSEAL), each an Engine with a catalog of kernels."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CATALOGS = {
     ("mpc", "fast"): "mpc.fast.catalog",
     ("mpc", "crypten"): "mpc.catalog",
+    ("ckks", "ckks"): "ckks.catalog",
     ("plaintext", "plaintext"): "plaintext.catalog",
 }
 """(backend, protocol) -> where its rows are; the first of a backend is its default."""
@@ -48,8 +49,20 @@ def default_protocol(backend: str) -> str:
     raise SettingsError(f"backend {backend!r} does not exist; choose one of {known}")
 
 
-def compile_steps() -> None:
-    """Compile local steps on many values in the background from now on: see mpc/fast/fused.py."""
+def has_dealer(backend: str) -> bool:
+    """Whether a session of this backend has a dealer, and with it an offline phase. Needs no torch: daemons ask."""
+    return backend == "mpc"
+
+
+def has_exact_bytes(backend: str) -> bool:
+    """Whether a plan's bytes are what is sent, to the byte. Ciphertexts and keys of ckks are compressed: its are bounds."""
+    return backend != "ckks"
+
+
+def compile_steps(backend: str) -> None:
+    """Compile local steps on many values in the background from now on: see mpc/fast/fused.py. No other backend has any."""
+    if backend != "mpc":
+        return
     from .mpc.fast import fused
 
     fused.enable()
@@ -69,27 +82,40 @@ def make_engine(
 ) -> Engine:
     """The engine of one party of one session, for the program's backend. See backends/base.Engine for the order of calls.
 
-    role: data_owner, model_owner or dealer. compute_parties: names in rank order. links: by peer name. spool_folder: where
-    an owner keeps dealt material, encrypted, instead of in memory.
+    role: data_owner, model_owner or dealer. compute_parties: names in rank order. dealer: its name, empty where the backend
+    has none. links: by peer name. spool_folder: where an owner keeps dealt material, encrypted, instead of in memory.
     Raises SettingsError for a backend that has no parties, ProgramFileError for a plan that must not run.
     """
-    if program.backend == "mpc":
-        from ..plan.check import check_plan
-        from .mpc.engine import make_engine as make_mpc
+    if program.backend not in ("mpc", "ckks"):
+        raise SettingsError(
+            f"backend {program.backend!r} has no session between parties; compile with backend='mpc' or 'ckks'"
+        )
+    from ..plan.check import check_plan
 
-        registry = catalog(program.backend, program.protocol)
-        check_plan(program.graph, program.plan, registry, len(compute_parties), program.options)
-        return make_mpc(
+    registry = catalog(program.backend, program.protocol)
+    check_plan(program.graph, program.plan, registry, len(compute_parties), program.options)
+    if program.backend == "ckks":
+        make_ckks = importlib.import_module(".ckks.engine", __name__).make_engine
+        made: Engine = make_ckks(
             role,
             program,
             me=me,
             compute_parties=compute_parties,
-            dealer=dealer,
             links=links,
             clock=clock,
             session_id=session_id,
-            spool_folder=spool_folder,
         )
-    raise SettingsError(
-        f"backend {program.backend!r} has no session between parties; compile with backend='mpc'"
+        return made
+    from .mpc.engine import make_engine as make_mpc
+
+    return make_mpc(
+        role,
+        program,
+        me=me,
+        compute_parties=compute_parties,
+        dealer=dealer,
+        links=links,
+        clock=clock,
+        session_id=session_id,
+        spool_folder=spool_folder,
     )

@@ -12,7 +12,8 @@ class Engine(ABC):
     """One party (a compute party or the dealer) of one session.
 
     Calls come in this order: setup once; then prepare and run, each index at most once, prepare before run; close once.
-    One thread may prepare while another runs an index that was prepared before.
+    One thread may prepare while another runs an index that was prepared before. A backend without a dealer has nothing to
+    prepare: there, run comes alone, with indices that go up by one.
     """
 
     @abstractmethod
@@ -29,7 +30,7 @@ class Engine(ABC):
 
         inputs: edge name -> plaintext tensor, for the edges that this party owns; None if it owns none.
         Returns edge name -> plaintext output where this party is one of graph.reveal_to, else None.
-        Raises CorrelationError if the index was not prepared or was already used.
+        Raises CorrelationError if the index was not prepared, where that is needed, or was already used.
         """
 
     def material_bytes(self) -> int:

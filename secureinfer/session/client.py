@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..backends import has_dealer, has_exact_bytes
 from ..config import Settings, load_settings, parse_network
 from ..errors import LimitError, PeerError, SecureInferError, SessionError, SettingsError, UsageError
 from ..graph.ir import MODEL_OWNER
@@ -50,6 +51,7 @@ class Session:
     ) -> None:
         self.program = program
         self._settings = settings
+        self._dealt = has_dealer(program.backend)
         self._ready = 0  # prepared, at least so many
         self._outstanding = 0  # prepared or ordered, and not yet used
         self._online_ms: dict[int, float] = {}
@@ -78,11 +80,14 @@ class Session:
 
         wait: return when all is there. Raises LimitError, and does nothing, where that is more than every party keeps.
         wait=False returns at once: dealing goes on while inferences run, and what does not fit waits until they have used
-        some. A fault meanwhile is raised by the next call.
+        some. A fault meanwhile is raised by the next call. Without a dealer (CKKS) there is nothing to prepare: it sends
+        nothing, and infer is the same.
         """
         self._check_open()
         if type(n) is not int or n < 0:
             raise UsageError(f"prepare takes how many inferences to prepare, got {n!r}")
+        if not self._dealt:
+            return
         room = self._room.inferences
         if wait and n and self._outstanding + n > room:
             raise LimitError(
@@ -105,13 +110,10 @@ class Session:
         tensors = check_inputs(
             self.program.graph, flatten_inputs(self.program.graph.input_spec, inputs, named)
         )
-        if not self._outstanding:
-            self.prepare()
-        elif not self._ready:
-            self._take(self._request({"op": "await"})[0])
+        if self._dealt:
+            self._take_prepared()
         start = time.perf_counter()
         heads, blobs = pack(tensors)
-        self._outstanding -= 1
         body, answer = self._request({"op": "infer", "inputs": heads}, list(blobs))
         self._take(body)
         outputs = unpack(body["outputs"], answer)
@@ -130,7 +132,8 @@ class Session:
         body, _ = self._request({"op": "report"})
         # Dealing may go on without a call, so that the workers' clocks are those of the offline phase.
         timings = CallerTimings(self._setup_ms, online=dict(self._online_ms))
-        peers = (self._settings.peers.model_owner, self._settings.peers.dealer)
+        dialled = self._settings.peers
+        peers = (dialled.model_owner, dialled.dealer if self._dealt else None)
         stated = self._settings.network
         network = network_between(
             [peer.host for peer in peers if peer is not None], None if stated is None else stated.model_dump()
@@ -154,6 +157,14 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session of {self._settings.name} {'open' if self._failed is None else 'closed'}>"
+
+    def _take_prepared(self) -> None:
+        """Wait until an inference is prepared, which is as good as used then."""
+        if not self._outstanding:
+            self.prepare()
+        elif not self._ready:
+            self._take(self._request({"op": "await"})[0])
+        self._outstanding -= 1
 
     def _take(self, body: dict[str, Any]) -> None:
         self._ready = int(body["ready"])
@@ -239,4 +250,6 @@ def _program_info(program: Program, settings: Settings) -> ProgramInfo:
         steps=steps,
         rounds=totals.rounds,
         setup_bytes=totals.setup_bytes,
+        dealer=has_dealer(program.backend),
+        exact_bytes=has_exact_bytes(program.backend),
     )

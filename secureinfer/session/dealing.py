@@ -1,4 +1,6 @@
-"""Dealing: a data owner's indices, dealt in a thread of its own while inferences run on those that are ready."""
+"""A data owner's indices: dealt in a thread of its own while inferences run on those that are ready, or just counted up
+where there is no dealer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,38 @@ from ..errors import CorrelationError, SecureInferError
 from .faults import told
 
 CHECK_SECONDS = 0.2
+
+
+class Undealt:
+    """Indices of a session without a dealer: the next one whenever an inference begins, and nothing to prepare for it."""
+
+    ready = 0
+    busy = False
+    error: SecureInferError | None = None
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def order(self, count: int) -> None:
+        """Nothing is dealt."""
+
+    def wait(self, check: Callable[[], None], *, for_all: bool) -> None:
+        """Nothing is waited for."""
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[int]:
+        """The next index, for an inference that ends with the block. It is never used again, whatever happens (R3)."""
+        index = self._next
+        self._next += 1  # burnt before its first frame leaves
+        yield index
+
+    @contextlib.contextmanager
+    def pause(self, timeout: float | None = None) -> Iterator[None]:
+        """Nothing goes on beside this thread."""
+        yield
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
 
 
 class Dealing:

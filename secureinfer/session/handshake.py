@@ -7,7 +7,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any
 
+from ..backends import has_dealer
 from ..errors import HandshakeError, SettingsError, WireError
 from ..transport.base import NAME_PATTERN
 from ..v1 import control_pb2
@@ -32,7 +34,7 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Hello:
-    """What each party states. Compared whole; nothing in it is private."""
+    """What each party states. Compared whole; nothing in it is private. dealer: empty where the program has none."""
 
     session_id: bytes
     manifest_digest: str
@@ -51,6 +53,22 @@ class Hello:
 
     def to_message(self) -> control_pb2.Hello:
         return control_pb2.Hello(**dataclasses.asdict(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a worker, over its pipe."""
+        return {**dataclasses.asdict(self), "session_id": self.session_id.hex()}
+
+
+def hello_from_json(body: dict[str, Any]) -> Hello:
+    """What `Hello.to_json` wrote."""
+    return Hello(
+        **{
+            **body,
+            "session_id": bytes.fromhex(body["session_id"]),
+            "data_owners": tuple(body["data_owners"]),
+            "unsafe": tuple(body["unsafe"]),
+        }
+    )
 
 
 def from_message(message: control_pb2.Hello) -> Hello:
@@ -101,10 +119,18 @@ def make_hello(
     dealer: str,
     unsafe: tuple[str, ...],
 ) -> Hello:
-    """This party's view. Raises SettingsError where the program needs other parties than there are."""
+    """This party's view. dealer: the name in its settings, if any; a program without a dealer takes no notice of it.
+
+    Raises SettingsError where the program needs other parties than there are.
+    """
     if len(head.owners) > len(data_owners):
         raise SettingsError(
             f"the program takes inputs of {len(head.owners)} data owners ({', '.join(head.owners)}); a session has one"
+        )
+    if has_dealer(head.backend) and not dealer:
+        raise SettingsError(
+            "peers.dealer: this program needs a dealer's name and address",
+            public_detail="the program needs a dealer, and peers.dealer is not set",
         )
     return Hello(
         session_id,
@@ -113,7 +139,7 @@ def make_hello(
         head.protocol,
         model_owner,
         data_owners,
-        dealer,
+        dealer if has_dealer(head.backend) else "",
         tuple(sorted({*unsafe, *head.unsafe})),
     )
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ..backends import has_dealer
 from ..config import Settings, make_settings, parse_network
 from ..errors import ProgramFileError, UsageError
 from ..plan.program import Program
@@ -16,7 +17,8 @@ from .client import Session
 from .launch import Child, stop_all
 
 DAEMON_MODULE = "secureinfer.session.daemon"
-NAMES = {"data_owner": "data_owner", "model_owner": "model_owner", "dealer": "dealer"}
+OWNERS = ("data_owner", "model_owner")
+"""Each party's name is its role."""
 START_SECONDS = 60.0
 
 
@@ -29,7 +31,8 @@ def local_session(
     torch_compile: bool = False,
     unsafe_trusted_first_party: bool = False,
 ) -> Session:
-    """A session between three parties on this machine, each a process of its own, over mutual TLS.
+    """A session between two owners and a dealer on this machine, each a process of its own, over mutual TLS; without the
+    dealer where the program needs none (CKKS).
 
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half
@@ -74,20 +77,19 @@ class LocalParties:
                 "a local session needs the program with its weights, and this is the public part; load the private file"
             )
         self.program = program.public()
+        self.roles = (*OWNERS, "dealer") if has_dealer(program.backend) else OWNERS
         self.folder = Path(tempfile.mkdtemp(prefix="secureinfer-"))
         self.daemons: dict[str, Child] = {}
         self._engine = engine
         self._closed = threading.Lock()
         try:
             self.certificates = make_certificates(
-                self.folder / "certs", {r: [n] for r, n in NAMES.items()}, keep_authority=False
+                self.folder / "certs", {role: [role] for role in self.roles}, keep_authority=False
             )
-            files = {role: self.folder / role / "program.si" for role in NAMES}
-            for file in files.values():
+            files = {role: self.folder / role / "program.si" for role in self.roles}
+            for role, file in files.items():
                 file.parent.mkdir(mode=0o700)
-            program.save(files["model_owner"])
-            self.program.save(files["data_owner"])
-            self.program.save(files["dealer"])
+                (program if role == "model_owner" else self.program).save(file)
             common = {
                 "threads": threads,
                 "unsafe_trusted_first_party": unsafe,
@@ -96,34 +98,32 @@ class LocalParties:
             self._settings = {
                 role: {
                     "role": role,
-                    "name": name,
+                    "name": role,
                     "program": str(files[role]),
-                    "tls": _tls(self.certificates[Identity(role, name)]),
+                    "tls": _tls(self.certificates[Identity(role, role)]),
                     **common,
                     **(overrides or {}).get(role, {}),
                 }
-                for role, name in NAMES.items()
+                for role in self.roles
             }
             self.ports = self._start()
-            peers = {
-                role: {"name": NAMES[role], "address": f"127.0.0.1:{port}"}
-                for role, port in self.ports.items()
-            }
-            self.settings: Settings = make_settings({"peers": peers, **self._settings["data_owner"]})
+            self.settings: Settings = make_settings(
+                {"peers": _peers(self.ports), **self._settings["data_owner"]}
+            )
         except BaseException:
             self.close()
             raise
 
     def _start(self) -> dict[str, int]:
-        for role in ("dealer", "model_owner"):
-            start = {"party": NAMES[role], "engine": self._engine, "folder": str(self.folder)}
-            self.daemons[role] = Child(DAEMON_MODULE, NAMES[role], start)
+        listening = [role for role in ("dealer", "model_owner") if role in self.roles]
+        for role in listening:
+            start = {"party": role, "engine": self._engine, "folder": str(self.folder)}
+            self.daemons[role] = Child(DAEMON_MODULE, role, start)
         ports: dict[str, int] = {}
-        for role in ("dealer", "model_owner"):
+        for role in listening:
             settings: dict[str, Any] = {"listen": {"bind": "127.0.0.1", "port": 0}, **self._settings[role]}
             if role == "model_owner" and "peers" not in settings:
-                dealer = {"name": NAMES["dealer"], "address": f"127.0.0.1:{ports['dealer']}"}
-                settings["peers"] = {"dealer": dealer}
+                settings["peers"] = _peers(ports)
             make_settings(settings)
             body, _ = self.daemons[role].request({"settings": settings}, timeout=START_SECONDS)
             ports[role] = int(body["port"])
@@ -143,6 +143,10 @@ class LocalParties:
             stop_all(list(self.daemons.values()))
             self.daemons.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _peers(ports: dict[str, int]) -> dict[str, dict[str, str]]:
+    return {role: {"name": role, "address": f"127.0.0.1:{port}"} for role, port in ports.items()}
 
 
 def _tls(credentials: Credentials) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import grpc
 
+from ..backends import has_dealer
 from ..config import Settings
 from ..errors import (
     AuthenticationError,
@@ -211,6 +212,12 @@ class Daemon(control_pb2_grpc.ControlServicer):
     def _read_program(self) -> ProgramHead:
         path, owner = self.settings.program, self.settings.role == "model_owner"
         head = read_manifest(path, allow_private=owner)
+        if self.settings.role == "dealer" and not has_dealer(head.backend):
+            raise SettingsError(
+                f"{path.name} is a program of backend {head.backend!r}, which needs no dealer: start none for it, or name "
+                "a program of backend 'mpc' in the settings",
+                public_detail="this program needs no dealer",
+            )
         if owner and head.is_public and head.has_weights:
             raise ProgramFileError(
                 f"{path.name} is the public part, without the weights that a model owner brings; "
@@ -236,14 +243,13 @@ class Daemon(control_pb2_grpc.ControlServicer):
         )
 
     def _start_worker(self, record: _Record) -> None:
-        hello = dataclasses.asdict(record.hello)
         child = Child(
             WORKER_MODULE,
             self.settings.name,
             {
                 "settings": self.settings.model_dump(mode="json"),
                 "engine": self._engine,
-                "hello": {**hello, "session_id": record.hello.session_id.hex()},
+                "hello": record.hello.to_json(),
                 "expected": [
                     {"role": who.role, "name": who.name, "token": token.hex()}
                     for who, token in record.tokens.items()

@@ -17,6 +17,9 @@
 Offline frames travel on the dealer's links alone, and each owner has a thread for them, so that inferences run meanwhile
 and no link has two readers. An index is burnt before its first frame leaves, goes up by one, and is never used again,
 whatever happens (rule R3).
+
+Where a program has no dealer, there are the two owners and the link between them alone: nothing is prepared, and each
+`infer` burns the next index.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import Limits
 from ..errors import CorrelationError, LimitError, PeerError, SecureInferError, WireError
 from ..transport.base import Address, Link
 from ..transport.framing import FramedLink
-from .dealing import Dealing
+from .dealing import Dealing, Undealt
 from .faults import told
 from .room import ROOM_BYTES, Room, room_of, unpack_room
 from .statistics import Statistics
@@ -66,14 +70,14 @@ _EMPTY = b""
 
 
 class DataOwnerSession:
-    """The data owner's side: it drives."""
+    """The data owner's side: it drives. dealer: None where the program has none."""
 
     def __init__(
         self,
         engine: Engine,
         statistics: Statistics,
         model_owner: FramedLink,
-        dealer: FramedLink,
+        dealer: FramedLink | None,
         *,
         step: float,
         limits: Limits | None = None,
@@ -84,53 +88,58 @@ class DataOwnerSession:
         self._model_owner = model_owner
         self._dealer = dealer
         self._step = step
-        self._dealing = Dealing(self._deal, party)
+        self._peers = (model_owner,) if dealer is None else (model_owner, dealer)
+        self._indices: Dealing | Undealt = (
+            Undealt() if dealer is None else Dealing(partial(self._deal, dealer), party)
+        )
         self.rooms: dict[str, Room] = {party: room_of(limits or Limits(), engine.material_bytes())}
         """By party: what material each keeps."""
 
     def setup(self) -> None:
         payload = self._model_owner.receive(READY, ROOM_BYTES)
-        self._dealer.receive(READY, 0)
+        if self._dealer is not None:
+            self._dealer.receive(READY, 0)
         self.rooms[self._model_owner.peer] = unpack_room(payload, self._model_owner.peer)
-        self._dealing.room = min(room.inferences for room in self.rooms.values())
+        if isinstance(self._indices, Dealing):
+            self._indices.room = min(room.inferences for room in self.rooms.values())
         with self._statistics.run("setup", 0):
             self._engine.setup()
 
     @property
     def ready(self) -> int:
-        """How many inferences are prepared."""
-        return self._dealing.ready
+        """How many inferences are prepared; 0 where nothing is ever to be."""
+        return self._indices.ready
 
     @property
     def busy(self) -> bool:
-        return self._dealing.busy
+        return self._indices.busy
 
     def prepare(self, count: int = 1, *, wait: bool = True) -> None:
-        """Deal for so many more inferences; in the background, as there is room, unless `wait`."""
-        self._dealing.order(count)
+        """Deal for so many more inferences; in the background, as there is room, unless `wait`. No dealer: nothing."""
+        self._indices.order(count)
         if wait:
-            self._dealing.wait(self.check, for_all=True)
+            self._indices.wait(self.check, for_all=True)
 
     def await_ready(self) -> None:
         """Until an inference that was ordered is ready."""
-        self._dealing.wait(self.check, for_all=False)
+        self._indices.wait(self.check, for_all=False)
 
-    def _deal(self, index: int) -> None:
+    def _deal(self, dealer: FramedLink, index: int) -> None:
         with self._statistics.run("offline", index):
-            self._dealer.send(Address("offline", index, 0, 0), _EMPTY)
+            dealer.send(Address("offline", index, 0, 0), _EMPTY)
             self._engine.prepare(index)
             # The dealer waits for the model owner meanwhile: its own deadline comes first, and names that one.
-            address, _ = self._dealer.receive_any(INDIRECT * self._step, limit=0)
+            address, _ = dealer.receive_any(INDIRECT * self._step, limit=0)
             if address != Address("offline", index, 0, 1):
-                raise WireError(f"{self._dealer.peer}: expected its word on inference {index}, got {address}")
+                raise WireError(f"{dealer.peer}: expected its word on inference {index}, got {address}")
 
     def infer(self, inputs: Mapping[str, torch.Tensor]) -> tuple[int, dict[str, torch.Tensor]]:
         """Run one inference on this party's inputs; returns its index and the outputs that are revealed here.
 
-        Raises CorrelationError if nothing is prepared.
+        Raises CorrelationError if nothing is prepared, where there is a dealer.
         """
         times: dict[int, float] = {}
-        with self._dealing.take() as index, self._statistics.run("online", index, times):
+        with self._indices.take() as index, self._statistics.run("online", index, times):
             self._model_owner.send(Address("online", index, 0, 0), _EMPTY)
             outputs = self._engine.run(index, inputs) or {}
             times.update(self._engine.step_times())
@@ -140,7 +149,7 @@ class DataOwnerSession:
         """Raise why the session cannot go on, if it cannot: also where no call needs who is missing. Not for use while
         an inference runs.
         """
-        failed = self._dealing.error or self._dealer.failure or self._model_owner.failure
+        failed = self._indices.error or next((p.failure for p in reversed(self._peers) if p.failure), None)
         if failed is None:
             return
         if failed is self._model_owner.failure:
@@ -149,32 +158,32 @@ class DataOwnerSession:
         raise failed from None
 
     def report(self) -> list[dict[str, Any]]:
-        """Statistics of all three parties."""
-        with self._dealing.pause():
+        """Statistics of all parties."""
+        with self._indices.pause():
             self.check()
             found = [self._statistics.to_json()]
-            for link in (self._model_owner, self._dealer):
+            for link in self._peers:
                 link.send(COMMAND, json.dumps({"command": "report"}).encode())
                 found.append(_json(link.receive(ANSWER, limit=MAX_ANSWER_BYTES), link.peer))
         return found
 
     def close(self) -> None:
-        with self._dealing.pause(CLOSE_SECONDS):
-            self._dealing.close()
-            for link in (self._model_owner, self._dealer):
+        with self._indices.pause(CLOSE_SECONDS):
+            self._indices.close()
+            for link in self._peers:
                 if link.failure is None:
                     link.send(COMMAND, json.dumps({"command": "close"}).encode())
 
 
 class ModelOwnerSession:
-    """The model owner's side: it follows the data owner in one thread, and the dealer in another."""
+    """The model owner's side: it follows the data owner in one thread, and the dealer, if there is one, in another."""
 
     def __init__(
         self,
         engine: Engine,
         statistics: Statistics,
         data_owner: FramedLink,
-        dealer: FramedLink,
+        dealer: FramedLink | None,
         *,
         idle: float,
         step: float,
@@ -205,8 +214,10 @@ class ModelOwnerSession:
     def serve(self) -> None:
         """Follow until the data owner closes the session. Raises PeerError and WireError."""
         self._heard = time.monotonic()
-        for work in (self._follow_dealer, self._watch):
-            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if self._dealer is not None:
+            args = (self._dealer,)
+            threading.Thread(target=self._follow_dealer, args=args, name="follow_dealer", daemon=True).start()
         try:
             while True:
                 address, payload = self._data_owner.receive_any(None, limit=MAX_COMMAND_BYTES)
@@ -223,9 +234,15 @@ class ModelOwnerSession:
 
     def _run(self, index: int) -> None:
         with self._changed:
-            if index not in self._ready or index < self._next_online:
+            usable = index == self._next_online if self._dealer is None else index in self._ready
+            if not usable or index < self._next_online:
+                why = (
+                    f"the next is {self._next_online}"
+                    if self._dealer is None
+                    else "it is not prepared or was used"
+                )
                 raise CorrelationError(
-                    f"{self._data_owner.peer} asks for inference {index}, which is not prepared or was used",
+                    f"{self._data_owner.peer} asks for inference {index}: {why}",
                     public_detail=f"inference {index}",
                 )
             self._next_online = index + 1
@@ -238,19 +255,19 @@ class ModelOwnerSession:
 
     # --- the dealer's link, in a thread of its own ---
 
-    def _follow_dealer(self) -> None:
+    def _follow_dealer(self, dealer: FramedLink) -> None:
         """Take what is dealt until the dealer closes the session; a fault ends it for both threads."""
         try:
             while True:
-                address, payload = self._dealer.receive_any(None, limit=MAX_COMMAND_BYTES)
+                address, payload = dealer.receive_any(None, limit=MAX_COMMAND_BYTES)
                 if address == COMMAND:
-                    if _json(payload, self._dealer.peer) != {"command": "close"}:
-                        raise WireError(f"{self._dealer.peer}: an unknown command")
+                    if _json(payload, dealer.peer) != {"command": "close"}:
+                        raise WireError(f"{dealer.peer}: an unknown command")
                     return
                 if address != Address("offline", self._next, 0, 0) or len(payload):
-                    raise WireError(f"{self._dealer.peer}: {address} begins nothing here")
+                    raise WireError(f"{dealer.peer}: {address} begins nothing here")
                 self._preparing = True
-                self._prepare(address.inference)
+                self._prepare(dealer, address.inference)
                 self._preparing = False
                 self._heard = time.monotonic()
         except BaseException as error:
@@ -259,7 +276,7 @@ class ModelOwnerSession:
                 return
             self._abort(told(error, self._party))
 
-    def _prepare(self, index: int) -> None:
+    def _prepare(self, dealer: FramedLink, index: int) -> None:
         self._next = index + 1
         with self._changed:
             # A data owner waits until there is room, but may be ahead of this party's last inference.
@@ -275,7 +292,7 @@ class ModelOwnerSession:
             self._engine.prepare(index)
             with self._changed:
                 self._ready.add(index)
-            self._dealer.send(Address("offline", index, 0, 1), _EMPTY)
+            dealer.send(Address("offline", index, 0, 1), _EMPTY)
 
     def _watch(self) -> None:
         """End a session in which nobody asks for anything."""
@@ -289,7 +306,8 @@ class ModelOwnerSession:
         """End the session from another thread than the one that follows the data owner, which then raises this."""
         if not self._ended.is_set():
             self._data_owner.interrupt(error)
-            self._dealer.send_error(error)
+            if self._dealer is not None:
+                self._dealer.send_error(error)
 
 
 class DealerSession:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -24,12 +23,11 @@ import pytest
 import torch
 
 import secureinfer as si
-from secureinfer.config import Settings, make_settings
+from secureinfer.config import Settings
 from secureinfer.errors import (
     AuthenticationError,
     HandshakeError,
     PeerError,
-    SecureInferError,
     SessionError,
     SettingsError,
 )
@@ -40,15 +38,12 @@ from secureinfer.session.servicer import Daemon
 from secureinfer.transport.tls import Identity, make_certificates
 
 from .leftovers import Seen, look, marked, wait_until_nothing_is_left
+from .served import DEADLINES, TOY, WITHIN, Parties, ends, told
 
 HERE = Path(__file__).parent
-TOY = "toy_engine:make"
 X = torch.arange(8.0).reshape(2, 4)
 ROLES = ("data_owner", "model_owner", "dealer")
 PHASES = ("handshake", "setup", "offline", "online")
-DEADLINES = {"connect": 3.0, "start": 60.0, "step": 4.0, "keepalive": 1.0}
-WITHIN = 8.0
-"""Seconds in which a fault of a running session is told: twice the deadline of a step."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,69 +73,15 @@ def fault() -> Iterator[Callable[[str], None]]:
     file.unlink(missing_ok=True)
 
 
-class Parties:
-    """Two daemons in this process, and the data owner's settings."""
-
-    def __init__(self, folder: Path, **changes: dict[str, Any]) -> None:
-        self.folder = folder
-        program = si.compile(torch.nn.Linear(4, 4), (X,))
-        self.program = program.public()
-        program.save(folder / "model_owner.si")
-        for role in ("data_owner", "dealer"):
-            self.program.save(folder / f"{role}.si")
-        self.certificates = make_certificates(folder / "certs", {r: [r] for r in ROLES})
-        self.changes = changes
-        self.daemons: dict[str, Daemon] = {}
-        for role in ("dealer", "model_owner"):
-            self.daemons[role] = Daemon(self.make(role), engine=TOY)
-
-    def make(self, role: str, **changes: Any) -> Settings:
-        own = self.certificates[Identity(role, role)]
-        made: dict[str, Any] = {
-            "role": role,
-            "name": role,
-            "program": str(self.folder / f"{role}.si"),
-            "tls": {"ca": str(own.ca), "certificate": str(own.certificate), "key": str(own.key)},
-            "deadlines": DEADLINES,
-        }
-        if role != "dealer":
-            known = ["dealer"] if role == "model_owner" else ["dealer", "model_owner"]
-            made["peers"] = {
-                r: {"name": r, "address": f"127.0.0.1:{self.daemons[r].port}"}
-                for r in known
-                if r in self.daemons
-            }
-        if role != "data_owner":
-            made["listen"] = {"port": 0}
-        return make_settings({**made, **self.changes.get(role, {}), **changes})
-
-    def session(self, **changes: Any) -> Session:
-        return Session(self.program, self.make("data_owner", **changes), engine=TOY)
-
-    def worker(self, role: str) -> int:
-        """The process of a daemon's only session."""
-        (record,) = self.daemons[role]._sessions.values()
-        assert record.child is not None
-        return record.child.process.pid
-
-    def close(self) -> None:
-        for daemon in self.daemons.values():
-            daemon.close()
+def program() -> si.Program:
+    return si.compile(torch.nn.Linear(4, 4), (X,))
 
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
-    made = Parties(tmp_path_factory.mktemp("parties"))
+    made = Parties(tmp_path_factory.mktemp("parties"), program())
     yield made
     made.close()
-
-
-def ends(call: Callable[[], Any], within: float) -> SecureInferError:
-    start = time.monotonic()
-    with pytest.raises(SecureInferError) as caught:
-        call()
-    assert time.monotonic() - start < within, str(caught.value)
-    return caught.value
 
 
 def ask_on(session: Session) -> None:
@@ -160,23 +101,6 @@ def serves(parties: Parties) -> None:
         time.sleep(0.05)
     with parties.session() as session:
         assert torch.allclose(session.infer(X), X, atol=1e-6)
-
-
-def told(caplog: pytest.LogCaptureFixture, count: int, *, stopped: bool = True) -> list[str]:
-    """What the daemons said of the session's end, one line each."""
-    stop = time.monotonic() + WITHIN
-    while True:
-        found = [
-            r.getMessage()
-            for r in caplog.records
-            if re.match(r"session \w+ of data_owner: ", r.getMessage())
-            # of a party that an earlier test stopped
-            and (stopped or "did not go on and was killed" not in r.getMessage())
-        ]
-        if len(found) >= count or time.monotonic() > stop:
-            time.sleep(0.2)
-            return found
-        time.sleep(0.05)
 
 
 # --- a party dies or stops ---
@@ -273,7 +197,7 @@ def test_a_daemon_that_dies_takes_its_session_with_it(
     fault: Callable[[str], None], role: str, phase: str
 ) -> None:
     overrides = {r: {"deadlines": DEADLINES} for r in ROLES}
-    parties = LocalParties(si.compile(torch.nn.Linear(4, 4), (X,)), engine=TOY, overrides=overrides)
+    parties = LocalParties(program(), engine=TOY, overrides=overrides)
     try:
         if phase in ("handshake", "setup"):
             fault(f"{role}:{phase}:die-daemon")
@@ -297,7 +221,7 @@ def test_a_daemon_that_dies_takes_its_session_with_it(
 @pytest.mark.parametrize("role", ["model_owner", "dealer"])
 def test_a_daemon_that_stops_harms_no_running_session_and_is_named_by_the_next(role: str) -> None:
     overrides = {r: {"deadlines": {**DEADLINES, "start": 10.0}} for r in ROLES}
-    parties = LocalParties(si.compile(torch.nn.Linear(4, 4), (X,)), engine=TOY, overrides=overrides)
+    parties = LocalParties(program(), engine=TOY, overrides=overrides)
     try:
         with Session(parties.program, parties.settings, engine=TOY) as session:
             parties.daemons[role].process.send_signal(signal.SIGSTOP)
@@ -353,7 +277,7 @@ def test_a_model_owner_that_is_not_there_is_named_and_the_dealer_is_free_again(p
 def test_session_ports_in_use_are_told_to_the_caller(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        made = Parties(tmp_path, dealer={"listen": {"port": 0, "session_ports": f"{port}-{port}"}})
+        made = Parties(tmp_path, program(), dealer={"listen": {"port": 0, "session_ports": f"{port}-{port}"}})
         try:
             error = ends(made.session, 20)
             assert isinstance(error, SessionError) and not isinstance(error, PeerError)

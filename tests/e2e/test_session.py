@@ -324,7 +324,7 @@ def test_a_caller_that_is_killed_or_interrupted_leaves_nothing(tmp_path: Path, h
     assert set(ours()) <= before and not folder.exists()
 
 
-@pytest.mark.parametrize("module", ["servicer", "daemon", "control"])
+@pytest.mark.parametrize("module", ["servicer", "daemon", "control", "worker"])
 def test_a_daemon_never_loads_torch(module: str) -> None:
     code = f"import sys, secureinfer.session.{module}; print([m for m in ('torch', 'crypten') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""An engine for tests of sessions: it masks an input, sends it to the model owner, and adds what comes back.
+"""An engine for tests of sessions, with or without a dealer: it masks an input, sends it to the model owner, and adds what
+comes back.
 
 The file that TOY_FAULT names may hold "role:phase:kind", which makes one party die, stop, fail or compute in silence in
 that phase, or its daemon die or stop.
@@ -62,6 +63,8 @@ class ToyEngine(Engine):
             link.receive(Address("setup"), 16)
 
     def prepare(self, index: int) -> None:
+        if not self.dealer:
+            raise ValueError("there is nothing to prepare without a dealer")
         self._fault("offline")
         at = Address("offline", index, 1, 1)
         if self.role == "dealer":

@@ -426,7 +426,7 @@ def test_a_fault_while_dealing_is_raised_by_the_next_call_and_ends_every_party(r
         made.owner.prepare(5, wait=False)
         start = time.monotonic()
         made.ended()
-        assert until(lambda: made.owner._dealing.error is not None)
+        assert until(lambda: made.owner._indices.error is not None)
         assert time.monotonic() - start < STEP
         with pytest.raises(PeerError) as caught:
             made.owner.check()
@@ -442,7 +442,7 @@ def test_a_fault_of_the_data_owners_own_dealing_is_its_own() -> None:
     with trio() as made:
         made.engines[C].faults["offline", 1] = ValueError("31415")
         made.owner.prepare(3, wait=False)
-        assert until(lambda: made.owner._dealing.error is not None)
+        assert until(lambda: made.owner._indices.error is not None)
         with pytest.raises(SessionError, match="unexpected ValueError") as caught:
             made.owner.check()
         assert "31415" not in str(caught.value)

@@ -43,10 +43,9 @@ from secureinfer.errors import (
 from secureinfer.measure.stats import parse_worker
 from secureinfer.plan.program import Program
 from secureinfer.session import faults, session, tensors
-from secureinfer.session.handshake import Hello, make_hello
+from secureinfer.session.handshake import Hello, hello_from_json, make_hello
 from secureinfer.session.manifest import read_manifest
 from secureinfer.session.servicer import Daemon
-from secureinfer.session.worker import hello_from_json
 from secureinfer.transport.base import MAX_FRAME_BYTES, PHASES, Address, Clock
 from secureinfer.transport.framing import ALIVE, ERROR
 from secureinfer.transport.grpc_link import open_channel

@@ -94,7 +94,7 @@ def session(monkeypatch: pytest.MonkeyPatch, words: None) -> PlainSession:
         monkeypatch.setattr(module.api, "compile", lambda *_, **__: program)
         monkeypatch.setattr(module.api, "local_session", lambda *_, **__: plain)
         monkeypatch.setattr(module.api, "connect", lambda *_, **__: plain)
-    public = SimpleNamespace(graph=plain.graph)
+    public = SimpleNamespace(graph=plain.graph, backend="mpc")
     monkeypatch.setattr(inference, "load_settings", lambda _: SimpleNamespace(program=Path("absent.si")))
     monkeypatch.setattr(inference.Program, "load", lambda *_, **__: public)
     return plain
