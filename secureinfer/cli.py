@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .backends import has_dealer, has_exact_bytes
 from .errors import InputError, SecureInferError, UsageError
 from .terminal import Terminal
 
@@ -110,13 +111,14 @@ def compile_(
         beside = tokenizer_beside(public)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, beside)
+    dealt = has_dealer(program.backend)
     files = {
         str(out): "with the weights, for the model owner alone",
-        str(public): "without them, for the data owner and the dealer",
+        str(public): f"without them, for {'the data owner and the dealer' if dealt else 'the data owner'}",
         **({} if tokenizer is None else {str(beside): "for the data owner"}),
     }
     terminal.answer(
-        {"program": str(out), "public": str(public), "files": files, **_plan_json(program)},
+        {"program": str(out), "public": str(public), "files": files, **plan_json(program)},
         _totals(program),
         *(f"{file}: {purpose}" for file, purpose in files.items()),
     )
@@ -127,14 +129,14 @@ def plan(
     program: Annotated[Path, typer.Argument(help="A .si file, private or public.")],
     json: Json = False,
 ) -> None:
-    """Show what a program will cost before anything runs: rounds, bytes and dealt bytes of each step.
+    """Show what a program will cost before anything runs: rounds, bytes and what else its backend tells of each step.
 
     Example:  secureinfer plan program.public.si
     """
     from .plan.program import Program
 
     loaded = Program.load(program)
-    Terminal(as_json=json).answer(_plan_json(loaded), str(loaded.plan))
+    Terminal(as_json=json).answer(plan_json(loaded), str(loaded.plan))
 
 
 @app.command()
@@ -147,7 +149,8 @@ def certs(
 ) -> None:
     """Make a development certificate authority and a certificate for each party.
 
-    Without names it makes one party of each role. A later call with the same folder adds parties.
+    Without names it makes one party of each role. A later call with the same folder adds parties. Programs without a dealer
+    (CKKS) need those of the two owners alone.
     For trying things out: in earnest, each party makes its own key and has it signed; no key ever travels.
 
     Example:  secureinfer certs --out certs
@@ -170,7 +173,7 @@ def party(
 ) -> None:
     """Run the model owner or the dealer: listen, and serve sessions until it is stopped.
 
-    The data owner needs no daemon: see `secureinfer infer`.
+    The data owner needs no daemon: see `secureinfer infer`. A CKKS program needs no dealer.
 
     Example:  secureinfer party --role dealer --config parties/dealer/dealer.toml
     """
@@ -201,7 +204,7 @@ def infer(
     network: Network = None,
     json: Json = False,
 ) -> None:
-    """Run one private inference as the data owner, against a model owner and a dealer that are up.
+    """Run one private inference as the data owner, with a model owner, and a dealer if the program needs one, that are up.
 
     From .txt, one sentence a line, it prints each pair's similarity. From tensors it prints the outputs.
 
@@ -247,10 +250,12 @@ def _refuse_absent_folder(file: Path) -> None:
         raise UsageError(f"cannot write {file}: it is a folder")
 
 
-def _plan_json(program: Program) -> dict[str, Any]:
+def plan_json(program: Program) -> dict[str, Any]:
+    """A program's plan for programs: its totals, and each step with whatever its backend tells of it."""
     plan = program.plan
     steps = [
         {
+            **step.cost.details,
             "index": step.index,
             "path": step.node.path,
             "op": step.node.op,
@@ -271,6 +276,7 @@ def _plan_json(program: Program) -> dict[str, Any]:
             "bytes": totals.bytes,
             "dealt_bytes": totals.dealt_bytes,
             "setup_bytes": totals.setup_bytes,
+            "exact_bytes": has_exact_bytes(program.backend),
         },
         "steps": steps,
     }
@@ -280,10 +286,11 @@ def _totals(program: Program) -> str:
     from .measure.table import size
 
     totals = program.plan.totals
-    return (
-        f"{len(program.plan.steps)} steps; each inference will take {totals.rounds} rounds and "
-        f"{size(totals.bytes)} online, after {size(totals.dealt_bytes)} offline"
-    )
+    most = "" if has_exact_bytes(program.backend) else "at most "
+    text = f"{len(program.plan.steps)} steps; each inference will take {totals.rounds} rounds and {most}{size(totals.bytes)}"
+    if not has_dealer(program.backend):
+        return text
+    return f"{text} online, after {size(totals.dealt_bytes)} offline"
 
 
 def run(arguments: Sequence[str]) -> int:

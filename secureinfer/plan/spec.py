@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ..graph.ir import Edge, Graph, Node
@@ -43,8 +44,9 @@ class Cost:
 
     messages: the patterns of its online messages in order, see advance. bytes: online frames, headers and payload.
     dealt_bytes: frames of the offline phase. setup: what is sent once a session, as (what, bytes) pairs, so that two steps
-    that use one weight count it once. parties: how many compute.
-    Addition is sequential composition.
+    that use one weight count it once. parties: how many compute. details: what else a backend tells of a step, by
+    name; no manifest has it, and costs are compared without it.
+    Addition is sequential composition; a sum has no details.
     """
 
     messages: str = ""
@@ -52,6 +54,7 @@ class Cost:
     dealt_bytes: int = 0
     setup: frozenset[tuple[str, int]] = frozenset()
     parties: int = 2
+    details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
