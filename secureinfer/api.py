@@ -113,7 +113,7 @@ def local_session(
     network: str | None = None,
     torch_compile: bool = False,
 ) -> Session:
-    """Three real parties on this machine, over mutual TLS, as a session to call: see session/local.py.
+    """Real parties on this machine, over mutual TLS, as a session to call: see session/local.py.
 
     timeout: seconds that one message may take. threads: for computing at each party, default half of the cores.
     network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms". torch_compile: fuse local steps
