@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from .api import compress as compress
     from .api import connect as connect
     from .api import local_session as local_session
+    from .compression.approximate import Approximate as Approximate
     from .compression.quantize import Quantize as Quantize
     from .compression.report import CompressionReport as CompressionReport
+    from .compression.tune import FineTune as FineTune
     from .errors import AuthenticationError as AuthenticationError
     from .errors import CompileError as CompileError
     from .errors import CorrelationError as CorrelationError
@@ -44,6 +46,8 @@ _ERRORS = (
 
 _HOMES = {
     "compress": "api",
+    "Approximate": "compression.approximate",
+    "FineTune": "compression.tune",
     "Quantize": "compression.quantize",
     "CompressionReport": "compression.report",
     "compile": "api",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,11 +51,17 @@ class PolynomialActivation(torch.nn.Module):
         super().__init__()
         self.fit = fit
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         f = self.fit
-        result: torch.Tensor = polynomial(x, list(f.coefficients), f.radius, f.kind, f.error)
+        result: torch.Tensor = polynomial(input, list(f.coefficients), f.radius, f.kind, f.error)
         return result
 
     def extra_repr(self) -> str:
         f = self.fit
         return f"{f.kind}, degree={f.degree}, range=±{f.radius:.3g}, error={f.error:.2g}"
+
+
+def operand_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """What an activation was called with."""
+    x: torch.Tensor = args[0] if args else kwargs["input"]
+    return x

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from ..errors import CompileError, SettingsError
 from .int8 import Int8Weight, dequantized, fill, quantized, shell_of
 from .report import LayerReport, TransformReport
-from .transform import copied, model_bytes, remember_computed
+from .transform import copied, model_bytes, module_places, remember_computed
 from .weights import Effective, Unknown, effective, other_parametrizations
 
 _CHANNEL_DIMS: tuple[tuple[type[torch.nn.Module], int], ...] = (
@@ -58,7 +58,7 @@ class Quantize:
         self, model: torch.nn.Module, calibration: Sequence[Any] | None = None
     ) -> tuple[torch.nn.Module, TransformReport]:
         """The model with int8 layers, and what became of each. calibration is not used: only weights change."""
-        places = _places(model)
+        places = module_places(model)
         self._check_skips(places)
         done = _Conversion(model)
         rows = [row for module, paths in places if (row := self._row(done, module, paths)) is not None]
@@ -97,14 +97,6 @@ class Quantize:
 
 def _matches(path: str, pattern: str) -> bool:
     return path == pattern or path.startswith(f"{pattern}.") or fnmatch.fnmatchcase(path, pattern)
-
-
-def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
-    """Every module with all its paths, in the order of the first."""
-    found: dict[int, tuple[torch.nn.Module, list[str]]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        found.setdefault(id(module), (module, []))[1].append(path)
-    return list(found.values())
 
 
 def _lazy(module: torch.nn.Module) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 SCHEMA = "secureinfer-compression/1"
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One module with parameters of its own.
+    """One module with parameters of its own; a transform of something else has rows of its own kind.
 
     path: its first place in the model. changed: whether the transform changed it. reason: why not, or what else to know.
     bytes_before, bytes_after: its parameters and buffers. relative_error: |W' - W| / |W| of its weight, where it changed.
@@ -25,12 +25,72 @@ class LayerReport:
     bytes_after: int
     relative_error: float | None = None
 
+    NOUN: ClassVar[str] = "layers with parameters"
+    HEAD: ClassVar[tuple[str, ...]] = (
+        "layer", "type", "changed", "bytes before", "bytes after", "weight error", "remark"
+    )  # fmt: skip
+    RIGHT: ClassVar[tuple[int, ...]] = (3, 4, 5)
+
+    def cells(self) -> tuple[str, ...]:
+        """One row under HEAD."""
+        return (
+            *self._place(),
+            f"{self.bytes_before:,}",
+            f"{self.bytes_after:,}",
+            _small(self.relative_error),
+            self.reason,
+        )
+
+    def _place(self) -> tuple[str, str, str]:
+        return self.path or "(the model)", self.type, "yes" if self.changed else "no"
+
+
+@dataclass(frozen=True)
+class ActivationReport(LayerReport):
+    """One activation, or the calls of a function that no module holds (path and type are then where and what).
+
+    kind, degree, levels, radius, error: of its polynomial; error is the greatest |p - f| for |x| <= radius. greatest: |x| on
+    calibration in the model as it was. outside: how many values of `values` on calibration lie outside the range in the
+    model as it is now; check_outside and check_values the same on the held-out inputs, None without any.
+    """
+
+    kind: str | None = None
+    degree: int | None = None
+    levels: int | None = None
+    radius: float | None = None
+    error: float | None = None
+    greatest: float | None = None
+    outside: int | None = None
+    values: int | None = None
+    check_outside: int | None = None
+    check_values: int | None = None
+
+    NOUN: ClassVar[str] = "activations"
+    HEAD: ClassVar[tuple[str, ...]] = (
+        "activation", "type", "changed", "degree", "levels", "range", "error", "outside", "held-out outside", "remark"
+    )  # fmt: skip
+    RIGHT: ClassVar[tuple[int, ...]] = (3, 4, 5, 6, 7, 8)
+
+    def cells(self) -> tuple[str, ...]:
+        figures = ["" if n is None else f"{n}" for n in (self.degree, self.levels)]
+        span = "" if self.radius is None else f"±{self.radius:.3g}"
+        counts = (_part(self.outside, self.values), _part(self.check_outside, self.check_values))
+        return (*self._place(), *figures, span, _small(self.error), *counts, self.reason)
+
+
+def _small(number: float | None) -> str:
+    return "" if number is None else f"{number:.2e}"
+
+
+def _part(count: int | None, total: int | None) -> str:
+    return "" if count is None or total is None else f"{count:,} of {total:,}"
+
 
 @dataclass(frozen=True)
 class TransformReport:
     """One transform: its settings and its layers in the order of the model.
 
-    bytes_before, bytes_after: all parameters and buffers of the model, shared ones once.
+    bytes_before, bytes_after: all parameters and buffers of the model, shared ones once. of: what its rows are.
     """
 
     name: str
@@ -38,6 +98,7 @@ class TransformReport:
     layers: tuple[LayerReport, ...]
     bytes_before: int
     bytes_after: int
+    of: type[LayerReport] = LayerReport
 
     @property
     def changed(self) -> tuple[LayerReport, ...]:
@@ -49,26 +110,19 @@ class TransformReport:
 
     def __str__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items())
-        head = [
-            f"{self.name}({settings}): {len(self.changed)} of {len(self.layers)} layers with parameters changed, "
+        lines = [
+            f"{self.name}({settings}): {len(self.changed)} of {len(self.layers)} {self.of.NOUN} changed, "
             f"{self.bytes_before:,} to {self.bytes_after:,} bytes"
         ]
-        rows = [("layer", "type", "changed", "bytes before", "bytes after", "weight error", "remark")]
-        for r in self.layers:
-            error = "" if r.relative_error is None else f"{r.relative_error:.2e}"
-            sizes = (f"{r.bytes_before:,}", f"{r.bytes_after:,}")
-            rows.append(
-                (r.path or "(the model)", r.type, "yes" if r.changed else "no", *sizes, error, r.reason)
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(7)]
-        right = (3, 4, 5)
+        rows = [self.of.HEAD, *(r.cells() for r in self.layers)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.of.HEAD))]
         for row in rows:
             cells = [
-                c.rjust(w) if i in right else c.ljust(w)
+                c.rjust(w) if i in self.of.RIGHT else c.ljust(w)
                 for i, (c, w) in enumerate(zip(row, widths, strict=True))
             ]
-            head.append("  ".join(cells).rstrip())
-        return "\n".join(head)
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

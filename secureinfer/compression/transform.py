@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -35,7 +36,7 @@ def run(
     listed = list(transforms)
     for t in listed:
         if isinstance(t, type) or not isinstance(t, Transform):
-            raise SettingsError(f"{t!r} is no transform; there is si.Quantize()")
+            raise SettingsError(f"{t!r} is no transform; there are si.Quantize() and si.Approximate()")
     reports = []
     result = model if listed else copied(model, {})
     for t in listed:
@@ -60,6 +61,27 @@ def remember_computed(model: torch.nn.Module, memo: dict[int, Any]) -> None:
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 memo.setdefault(id(value), value.detach().clone())
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """All its modules in evaluation mode; their modes come back."""
+    modules = [(m, m.training) for m in model.modules()]
+    for m, _ in modules:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m, training in modules:
+            m.training = training
+
+
+def module_places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
+    """Every module with all its paths, in the order of the first."""
+    found: dict[int, tuple[torch.nn.Module, list[str]]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(id(module), (module, []))[1].append(path)
+    return list(found.values())
 
 
 def model_bytes(model: torch.nn.Module, *, recurse: bool = True) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.nn.utils import parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+from .transform import evaluating
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Unknown(Exception):
 
 def effective(module: torch.nn.Module, name: str) -> Effective | None:
     """The tensor `name` of a layer, or None if it has none. Raises Unknown."""
-    with torch.no_grad(), _quiet(module):
+    # In evaluation mode: a spectral norm would otherwise count this as a step of training.
+    with torch.no_grad(), evaluating(module):
         if parametrize.is_parametrized(module, name):
             return Effective(getattr(module, name).detach(), ("parametrizations",))
         if name in module._parameters:
@@ -49,20 +50,6 @@ def effective(module: torch.nn.Module, name: str) -> Effective | None:
     if found is None:
         return None
     raise Unknown(f"its {name} is made in a way that is not known ({type(found).__name__})")
-
-
-@contextmanager
-def _quiet(module: torch.nn.Module) -> Iterator[None]:
-    """In evaluation mode: a spectral norm would otherwise count this as a step of training."""
-    inner = list(module.modules())
-    before = [m.training for m in inner]
-    for m in inner:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m, mode in zip(inner, before, strict=True):
-            m.training = mode
 
 
 def other_parametrizations(module: torch.nn.Module, names: tuple[str, ...]) -> list[str]:

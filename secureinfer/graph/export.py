@@ -108,6 +108,23 @@ def export_graph(
     return graph, weights, constants
 
 
+def traced_calls(model: torch.nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
+    """(module path, operator) of every call of the model in evaluation mode, such as ("encoder.0", "aten.relu.default").
+
+    Raises CompileError where torch cannot trace it.
+    """
+    args, kwargs = as_call(example_inputs)
+    with _evaluation(model):
+        program = _trace(model, args, kwargs)
+    return [(_path(n), str(n.target)) for n in program.graph.nodes if n.op == "call_function"]
+
+
+def _path(node: torch.fx.Node) -> str:
+    """Of the module whose code makes this call."""
+    stack = node.meta.get("nn_module_stack")
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
 def _distinct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same call with a tensor of its own at each place, so that a tensor's identity names its input."""
     seen: set[int] = set()
@@ -320,9 +337,7 @@ def _calls(draft: Draft, program: torch.export.ExportedProgram, env: dict[str, A
         args = torch.fx.node.map_arg(node.args, lambda n: env[n.name])
         kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: env[n.name])
         operator = str(node.target)
-        stack = node.meta.get("nn_module_stack")
-        path = list(stack.values())[-1][0] if stack else ""
-        with draft.at(path, operator):
+        with draft.at(_path(node), operator):
             env[node.name] = _call(draft, node, args, kwargs)
 
 
