@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .backends import catalog, default_protocol
+from .backends.ckks.compiling import Export, compile_model
 from .backends.mpc.rings import LEAST_PRECISION, MOST_PRECISION
 from .compression.adopt import adopt
 from .compression.transform import run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from .compression.report import CompressionReport
     from .compression.transform import Transform
+    from .graph.ir import Graph
     from .session.client import Session
 
 
@@ -28,8 +30,8 @@ def compress(
 ) -> tuple[torch.nn.Module, CompressionReport]:
     """A smaller model, the given one unchanged, and what was done to each of its layers, or why not.
 
-    transforms: such as [si.Quantize()], applied in order. calibration: example inputs for transforms that look at
-    activations. The result is an ordinary module: it runs, has a state_dict, and compiles like any other.
+    transforms: such as [si.Quantize()] or [si.Approximate()], applied in order. calibration: example inputs for transforms
+    that look at activations. The result is an ordinary module: it runs, has a state_dict, and compiles like any other.
 
     Raises SettingsError for a transform that does not exist, CompileError for a model whose weights cannot be used.
     """
@@ -49,6 +51,8 @@ def compile(
     precision_bits: int = 16,
     public_weights: bool | Sequence[str] = False,
     exact_cuts: bool | None = None,
+    circuit_privacy: int = 0,
+    ckks: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Program:
     """Make a Program of a PyTorch model: trace it, choose a kernel for every operator, know the cost before any run.
@@ -62,7 +66,10 @@ def compile(
     public_weights: parameters, buffers or modules by name, or True for all: they stand in the public file, everybody who
     runs the program holds them, and products with them cost no message. exact_cuts: with "fast", products of hidden layers
     are rounded exactly too, for some rounds more, so that many answers to one input tell no more than one does; by default
-    where nothing else of the model rounds at random.
+    where nothing else of the model rounds at random. circuit_privacy: with "ckks", 40 hides the weights from a data owner
+    who looks at the noise of its results, at the price of a longer modulus; 0 does not (docs/security.md). ckks: settings of
+    an expert, in place of those that are found: degree, first_bits, scale_bits, levels, special_bits, split, layout ("slots"
+    or "batch"), error (greatest, of noise), fit_error and greatest_degree (of activations).
 
     Raises UnsupportedModelError with every operator that no kernel takes, CompileError where the model cannot be
     traced, SettingsError for a choice that does not exist or cannot work.
@@ -76,19 +83,31 @@ def compile(
             "product carries twice as many fraction bits in a ring of 64, so that with 32 of them 3 x 4 becomes 0"
         )
     args, kwargs = as_call(example_inputs)
-    graph, weights, constants = export_graph(
-        adopt(model),
-        args,
-        {**kwargs, **(example_kwargs or {})},
-        calibration=calibration,
-        owners=owners,
-        reveal_to=reveal_to,
-        precision_bits=precision_bits,
-        public_weights=public_weights,
-        keep_unsupported=True,
-        keep_polynomials=bool(registry.for_op("polynomial")),
-    )
+    call = {**kwargs, **(example_kwargs or {})}
+    given = adopt(model)
+
+    def export(
+        args: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[Graph, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return export_graph(
+            given,
+            args,
+            kwargs,
+            calibration=None if backend == "ckks" else calibration,
+            owners=owners,
+            reveal_to=reveal_to,
+            precision_bits=precision_bits,
+            public_weights=public_weights,
+            keep_unsupported=True,
+            keep_polynomials=bool(registry.for_op("polynomial")),
+        )
+
     options: dict[str, Any] = {"precision_bits": precision_bits}
+    if backend == "ckks":
+        return _compile_ckks(export, args, call, calibration or (), options, circuit_privacy, ckks)
+    if circuit_privacy or ckks:
+        raise SettingsError("circuit_privacy and ckks are settings of backend='ckks'")
+    graph, weights, constants = export(args, call)
     if exact_cuts:
         if (backend, protocol) != ("mpc", "fast"):
             raise SettingsError(
@@ -102,6 +121,27 @@ def compile(
     plan = make_plan(graph, registry, 1 + len(graph.owners()), options)
     return Program(
         graph, plan, backend=backend, protocol=protocol, options=options, constants=constants, weights=weights
+    )
+
+
+def _compile_ckks(
+    export: Export,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    calibration: Sequence[Any],
+    options: dict[str, Any],
+    circuit_privacy: int,
+    settings: Mapping[str, Any] | None,
+) -> Program:
+    if circuit_privacy not in (0, 40) or isinstance(circuit_privacy, bool):
+        raise SettingsError(f"circuit_privacy is 0 or 40 (bits), got {circuit_privacy!r}")
+    if circuit_privacy:
+        options["circuit_privacy"] = circuit_privacy
+    batches = [as_call(batch) for batch in calibration]
+    graph, weights, constants, options = compile_model(export, args, kwargs, batches, options, settings)
+    plan = make_plan(graph, catalog("ckks"), 2, options)
+    return Program(
+        graph, plan, backend="ckks", protocol="ckks", options=options, constants=constants, weights=weights
     )
 
 

@@ -255,7 +255,7 @@ def plan_json(program: Program) -> dict[str, Any]:
     plan = program.plan
     steps = [
         {
-            **step.cost.details,
+            **step.details,
             "index": step.index,
             "path": step.node.path,
             "op": step.node.op,

@@ -95,8 +95,9 @@ def make_engine(
     registry = catalog(program.backend, program.protocol)
     check_plan(program.graph, program.plan, registry, len(compute_parties), program.options)
     if program.backend == "ckks":
-        make_ckks = importlib.import_module(".ckks.engine", __name__).make_engine
-        made: Engine = make_ckks(
+        from .ckks.engine import make_engine as make_ckks
+
+        return make_ckks(
             role,
             program,
             me=me,
@@ -105,7 +106,6 @@ def make_engine(
             clock=clock,
             session_id=session_id,
         )
-        return made
     from .mpc.engine import make_engine as make_mpc
 
     return make_mpc(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UnsupportedModelError, UnsupportedNode
 from ..graph.ir import Graph, Node
-from .spec import Cost, KernelSpec, Registry, Step, StepContext, advance, step_context
+from .spec import DETAILS, Cost, KernelSpec, Registry, Step, StepContext, advance, step_context
 
 BEGIN = Node("begin", "begin", (), ())
 """Step 0 of every plan: the parties burn the index."""
@@ -54,15 +54,18 @@ class Plan:
         return out
 
     def __str__(self) -> str:
-        head = ("step", "path", "operator", "kernel", "rounds", "bytes", "dealt bytes")
+        """One row a step; where a backend says more of its steps than their messages, that too."""
+        shown = [n for n in DETAILS if any(n in step.details for step in self.steps)]
+        costs = ("rounds", "bytes") if shown else ("rounds", "bytes", "dealt bytes")
+        head = ("step", "path", "operator", "kernel", *(n.replace("_", " ") for n in shown), *costs)
         rounds = self.step_rounds()
-        rows = [head, *(self._row(s, rounds[s.index]) for s in self.steps)]
-        total = self.totals
-        rows.append(("", "total", "", "", f"{total.rounds:,}", f"{total.bytes:,}", f"{total.dealt_bytes:,}"))
+        rows = [head, *(self._row(s, rounds[s.index], shown) for s in self.steps)]
+        sums = [_figure(sum(s.details.get(n, 0) for s in self.steps)) if n in SUMMED else "" for n in shown]
+        rows.append(("", "total", "", "", *sums, *_costs(self.totals, self.totals.rounds, shown)))
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         aligned = [
             [
-                t.rjust(w) if i in (0, 4, 5, 6) else t.ljust(w)
+                t.ljust(w) if i in (1, 2, 3) else t.rjust(w)
                 for i, (t, w) in enumerate(zip(r, widths, strict=True))
             ]
             for r in rows
@@ -72,10 +75,24 @@ class Plan:
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     @staticmethod
-    def _row(step: Step, rounds: int) -> tuple[str, ...]:
-        cost = step.cost
-        figures = (f"{rounds:,}", f"{cost.bytes:,}", f"{cost.dealt_bytes:,}")
-        return (str(step.index), step.node.path, step.node.op, step.kernel, *figures)
+    def _row(step: Step, rounds: int, shown: Sequence[str]) -> tuple[str, ...]:
+        details = [_figure(step.details[n]) if n in step.details else "" for n in shown]
+        head = (str(step.index), step.node.path, step.node.op, step.kernel)
+        return (*head, *details, *_costs(step.cost, rounds, shown))
+
+
+SUMMED = ("rotations", "products", "estimate_ms")
+
+
+def _figure(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def _costs(cost: Cost, rounds: int, shown: Sequence[str]) -> tuple[str, ...]:
+    """Bytes of a backend with details of its own are bounds, and it deals nothing."""
+    if shown:
+        return (f"{rounds:,}", f"<= {cost.bytes:,}" if cost.bytes else "0")
+    return (f"{rounds:,}", f"{cost.bytes:,}", f"{cost.dealt_bytes:,}")
 
 
 def make_plan(graph: Graph, registry: Registry, parties: int, options: Mapping[str, Any]) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ..graph.ir import Edge, Graph, Node
@@ -44,9 +43,8 @@ class Cost:
 
     messages: the patterns of its online messages in order, see advance. bytes: online frames, headers and payload.
     dealt_bytes: frames of the offline phase. setup: what is sent once a session, as (what, bytes) pairs, so that two steps
-    that use one weight count it once. parties: how many compute. details: what else a backend tells of a step, by
-    name; no manifest has it, and costs are compared without it.
-    Addition is sequential composition; a sum has no details.
+    that use one weight count it once. parties: how many compute.
+    Addition is sequential composition.
     """
 
     messages: str = ""
@@ -54,7 +52,6 @@ class Cost:
     dealt_bytes: int = 0
     setup: frozenset[tuple[str, int]] = frozenset()
     parties: int = 2
-    details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -108,6 +105,9 @@ class KernelSpec:
     parties: int | None = None  # None: any number
 
 
+DETAILS = ("level", "ciphertexts", "rotations", "products", "estimate_ms")
+"""Attributes of a CKKS node that a plan shows: level before it, ciphertexts that it reads, and what it takes on one core."""
+
 Lower = Callable[[Graph, Mapping[str, Any]], Graph]
 
 
@@ -149,6 +149,12 @@ class Step:
     node: Node
     kernel: str
     cost: Cost
+
+    @property
+    def details(self) -> dict[str, int | float]:
+        """What a backend without rounds of its own says of the step, by name: see DETAILS."""
+        attrs = self.node.attrs
+        return {n: attrs[n] for n in DETAILS if type(attrs.get(n)) in (int, float)}
 
 
 Check = Callable[[Graph, Iterable[Step], Mapping[str, Any]], str | None]

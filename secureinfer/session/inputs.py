@@ -17,11 +17,14 @@ def check_inputs(graph: Graph, given: Mapping[str, torch.Tensor]) -> dict[str, t
     Widens integers where that loses nothing, and takes float64 where float32 was compiled. Raises InputError
     or RangeError that names the input and says what came and what to do; never a value.
     """
-    rows = _table_rows(graph)
-    return {name: _check(graph.edge(name), tensor, rows.get(name)) for name, tensor in given.items()}
+    rows, low = _table_rows(graph), _least(graph)
+    return {
+        name: _check(graph.edge(name), tensor, rows.get(name), low.get(name))
+        for name, tensor in given.items()
+    }
 
 
-def _check(edge: Edge, tensor: torch.Tensor, rows: int | None) -> torch.Tensor:
+def _check(edge: Edge, tensor: torch.Tensor, rows: int | None, low: float | None) -> torch.Tensor:
     name = edge.name
     if tuple(tensor.shape) != edge.shape:
         raise InputError(
@@ -58,6 +61,11 @@ def _check(edge: Edge, tensor: torch.Tensor, rows: int | None) -> torch.Tensor:
                 f"compiled for, of {tensor.numel()}. Scale the input, or compile with calibration data that has such "
                 "values"
             )
+    if low is not None and (below := int((tensor < low).sum())):
+        raise RangeError(
+            f"input {name!r} has {below} values below {low:g}, which is the least that the program was compiled for, of "
+            f"{tensor.numel()}. Shift the input, or compile with calibration data that has such values"
+        )
     return tensor.to(wanted)
 
 
@@ -72,6 +80,15 @@ def _fits(given: torch.dtype, wanted: torch.dtype) -> bool:
         return False
     a, b = torch.iinfo(given), torch.iinfo(wanted)
     return b.min <= a.min and a.max <= b.max
+
+
+def _least(graph: Graph) -> dict[str, float]:
+    """Input edge -> the least value that its program takes, where it says so."""
+    return {
+        node.inputs[0]: float(node.attrs["low"])
+        for node in graph.nodes
+        if node.op == "reshape" and "low" in node.attrs and node.inputs[0] in graph.inputs
+    }
 
 
 def _table_rows(graph: Graph) -> dict[str, int]:

@@ -189,10 +189,8 @@ def test_the_command_tells_the_cost_without_speaking_of_a_dealer(program: si.Pro
     assert cli._totals(program) == "3 steps; each inference will take 2 rounds and at most 1.06 kB"
     data = cli.plan_json(program)
     assert data["totals"]["exact_bytes"] is False and data["totals"]["dealt_bytes"] == 0
-    # What a backend tells of a step stands beside the figures of every backend, and in place of none.
     assert data["steps"][1] == {
         "index": 1, "path": "", "op": "linear", "kernel": "toy.linear", "rounds": 2, "bytes": 1000, "dealt_bytes": 0,
-        "level": 2, "rotations": 3,
     }  # fmt: skip
     mpc = si.compile(torch.nn.Linear(4, 4), (X,))
     assert "offline" in cli._totals(mpc) and "at most" not in cli._totals(mpc)

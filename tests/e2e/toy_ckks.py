@@ -19,7 +19,7 @@ def registry(most: int = 1000) -> Registry:
     """most: bytes that the middle step is said to send at most."""
     costs = {
         "begin": Cost("b", 64, setup=frozenset({("keys", 2 * SET_UP)})),
-        "linear": Cost("b1", most, details={"level": 2, "rotations": 3, "bytes": -1}),
+        "linear": Cost("b1", most),
         "reveal": Cost(),
     }
     return Registry("ckks", [_row(op, cost) for op, cost in costs.items()])

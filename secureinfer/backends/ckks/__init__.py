@@ -1,0 +1,1 @@
+"""CKKS homomorphic encryption on TenSEAL's SEAL: a data owner and a model owner, and no dealer."""

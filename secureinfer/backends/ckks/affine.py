@@ -1,0 +1,521 @@
+"""Graph → stages: everything linear between two activations becomes one matrix, whatever operators it was made of.
+
+A value that depends on the inputs is kept as an affine map of *bases*: the inputs, and the results of the activations before
+it. A linear operator is applied to all columns of the map at once; batch norms, poolings, residual additions and reshapes
+thus cost nothing when the model runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ...errors import UnsupportedModelError, UnsupportedNode
+from ...graph.ir import Graph, Node
+from ...graph.ops import evaluate_op
+from ...graph.polynomials import KINDS, Fit, choose, multiplicative_depth
+
+LINEAR = frozenset((
+    "add", "sub", "neg", "mul", "div", "reshape", "permute", "expand", "slice", "select", "cat", "pad", "flip", "cumsum",
+    "sum", "mean", "linear", "matmul", "convolution", "avg_pool2d", "index_select", "rescale",
+))  # fmt: skip
+"""Operators that are linear in each operand that depends on the inputs (mul, matmul and div: in one of them)."""
+BILINEAR = frozenset(("mul", "matmul", "div", "linear", "convolution"))
+MOST_ELEMENTS = 1 << 27
+MOST_POWER = 63
+CHUNK = 1 << 23
+ROUNDING = 1e-9
+
+HINTS = {
+    "max_pool2d": "CKKS has no comparison; use average pooling",
+    "amax": "CKKS has no comparison", "argmax": "CKKS has no comparison; take the greatest of the outputs after decryption",
+    "softmax": "leave it out of the model and apply it to the decrypted outputs",
+    "layer_norm": "CKKS has no division; use batch norm, which folds into the layer before it",
+    "embedding": "look-ups of secret ids need MPC: backend='mpc'",
+    "clamp": "CKKS has no comparison",
+}  # fmt: skip
+
+INPUTS = "inputs"
+
+
+@dataclass(frozen=True)
+class Affine:
+    """columns: [1 + all values of the bases in their order, *shape], float64; the first is the constant part."""
+
+    bases: tuple[str, ...]
+    columns: torch.Tensor
+
+
+@dataclass
+class Stage:
+    """One activation, product or output: values = the affine maps, and what is done with them.
+
+    parts: (base, matrix [m, n]) pairs; where a window is not (1, 1), of the base's images summed over such windows.
+    kind: "polynomial", "product" (of the first half of the rows with the second) or "output". coefficients: ascending,
+    of a polynomial. seen: greatest |value| among the calibration's. image: channels, height and width of the rows, if
+    they are images.
+    """
+
+    name: str
+    kind: str
+    parts: list[tuple[str, torch.Tensor]]
+    bias: torch.Tensor
+    path: str = ""
+    coefficients: tuple[float, ...] = ()
+    label: str = ""
+    fit: Fit | None = None
+    image: tuple[int, int, int] | None = None
+    source_image: tuple[int, int, int] | None = None
+    masks: list[torch.Tensor] = field(default_factory=list)
+    windows: list[tuple[int, int]] = field(default_factory=list)
+    outside: int = 0
+
+    @property
+    def rows(self) -> int:
+        return int(self.bias.shape[0])
+
+
+@dataclass
+class Stages:
+    """In the order in which they run; the last is the output. sizes: values of each base. outputs: (edge, first row,
+    rows)."""
+
+    stages: list[Stage]
+    sizes: dict[str, int]
+    outputs: list[tuple[str, int, int]]
+    calibration: torch.Tensor
+
+
+def to_stages(
+    graph: Graph,
+    known: Mapping[str, torch.Tensor],
+    samples: torch.Tensor,
+    *,
+    error: float,
+    greatest_degree: int,
+) -> Stages:
+    """graph: of one sample. known: weights and constants. samples: [s, values of all inputs], what ranges are taken from.
+
+    error, greatest_degree: of the polynomials that stand for activations.
+    Raises UnsupportedModelError with every node that CKKS cannot compute.
+    """
+    return _Stager(graph, known, samples, error, greatest_degree).run()
+
+
+class _Stager:
+    def __init__(
+        self,
+        graph: Graph,
+        known: Mapping[str, torch.Tensor],
+        samples: torch.Tensor,
+        error: float,
+        greatest_degree: int,
+    ) -> None:
+        self.graph = graph
+        self.error, self.greatest_degree = error, greatest_degree
+        self.values: dict[str, torch.Tensor] = {
+            n: (t.double() if t.is_floating_point() else t) for n, t in known.items()
+        }
+        # Where an entry of a matrix can be other than zero: the same maps of positive weights.
+        self.shapes: dict[str, torch.Tensor] = {
+            n: (
+                torch.rand_like(t.double()) + 0.5
+                if t.is_floating_point() and n in graph.weights
+                else self.values[n]
+            )
+            for n, t in known.items()
+        }
+        self.affine: dict[str, Affine] = {}
+        self.masks: dict[str, Affine] = {}
+        self.base_values: dict[str, torch.Tensor] = {INPUTS: samples}
+        self.sizes: dict[str, int] = {INPUTS: samples.shape[1]}
+        self.stages: list[Stage] = []
+        self.problems: list[UnsupportedNode] = []
+        self.poisoned: set[str] = set()
+
+    def run(self) -> Stages:
+        total, at = self.sizes[INPUTS], 0
+        for name in self.graph.inputs:
+            edge = self.graph.edge(name)
+            columns = torch.zeros(1 + total, edge.numel, dtype=torch.float64)
+            columns[1 + at : 1 + at + edge.numel] = torch.eye(edge.numel, dtype=torch.float64)
+            self.affine[name] = self.masks[name] = Affine((INPUTS,), columns.reshape(1 + total, *edge.shape))
+            at += edge.numel
+        for node in self.graph.nodes:
+            self._node(node)
+        if self.problems:
+            raise UnsupportedModelError(self.problems)
+        return self._finish()
+
+    # --- nodes ---
+
+    def _node(self, node: Node) -> None:
+        if any(e in self.poisoned for e in node.inputs):  # only the first of a chain is worth a report
+            self.poisoned.add(node.outputs[0])
+            return
+        secret = [e for e in node.inputs if e in self.affine]
+        try:
+            reason = self._known(node) if not secret else self._dependent(node, secret)
+        except Exception as error:
+            reason = f"it could not be folded ({type(error).__name__}: {error})"
+        if reason is not None:
+            self.problems.append(UnsupportedNode(node.name, node.operator or node.op, node.path, reason))
+            self.poisoned.add(node.outputs[0])
+
+    def _known(self, node: Node) -> str | None:
+        if "reason" in node.attrs:
+            return str(node.attrs["reason"])
+        out = node.outputs[0]
+        self.values[out] = evaluate_op(
+            node.op, node.attrs, [self.values[e] for e in node.inputs], torch.float64
+        )
+        self.shapes[out] = self.values[out]
+        if self.values[out].is_floating_point():
+            self.shapes[out] = self.values[out].abs() + 0.5
+        return None
+
+    def _dependent(self, node: Node, secret: list[str]) -> str | None:
+        if "reason" in node.attrs:
+            return str(node.attrs["reason"])
+        op = node.op
+        if op == "polynomial":
+            return self._polynomial(node)
+        if op in KINDS or (op == "gelu" and node.attrs.get("approximate") == "tanh"):
+            return self._activation(node)
+        if op == "pow":
+            return self._power(node)
+        if op == "mul" and len(secret) == 2:
+            return self._product(node)
+        if op not in LINEAR or (op == "div" and node.inputs[1] in self.affine):
+            return HINTS.get(op, "CKKS computes sums and products alone, and no kernel approximates this")
+        if op in BILINEAR and len(secret) > 1:
+            return "a product of two secret values, element by element, is all that CKKS does with two"
+        numel = self.graph.edge(node.outputs[0]).numel
+        columns = 1 + sum(self.sizes[b] for b in self._bases(secret))
+        if numel * columns > MOST_ELEMENTS:
+            return (
+                f"too wide for CKKS: {numel:,} values that each may depend on {columns - 1:,}; at most "
+                f"{MOST_ELEMENTS:,} pairs fit. Take smaller images or fewer channels, or backend='mpc'"
+            )
+        shape = self._apply(node, self.masks, self.shapes)
+        mask = (shape.columns.abs() > ROUNDING).double()
+        found = self._apply(node, self.affine, self.values)
+        found.columns[1:] *= mask[1:]  # a bias that was added and subtracted leaves its rounding
+        self.affine[node.outputs[0]] = found
+        self.masks[node.outputs[0]] = Affine(shape.bases, mask)
+        return None
+
+    def _bases(self, edges: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b for e in edges for b in self.affine[e].bases))
+
+    def _aligned(self, table: Mapping[str, Affine], edge: str, bases: tuple[str, ...]) -> torch.Tensor:
+        """The columns of an edge over more bases than its own."""
+        affine = table[edge]
+        if affine.bases == bases:
+            return affine.columns
+        shape = affine.columns.shape[1:]
+        columns = torch.zeros(1 + sum(self.sizes[b] for b in bases), *shape, dtype=torch.float64)
+        columns[0] = affine.columns[0]
+        starts, at = {}, 1
+        for base in bases:
+            starts[base] = at
+            at += self.sizes[base]
+        at = 1
+        for base in affine.bases:
+            n = self.sizes[base]
+            columns[starts[base] : starts[base] + n] = affine.columns[at : at + n]
+            at += n
+        return columns
+
+    def _apply(self, node: Node, table: Mapping[str, Affine], values: Mapping[str, torch.Tensor]) -> Affine:
+        secret = [e for e in node.inputs if e in self.affine]
+        bases = self._bases(secret)
+        columns = {e: self._aligned(table, e, bases) for e in secret}
+        count = 1 + sum(self.sizes[b] for b in bases)
+
+        def one(*given: torch.Tensor) -> torch.Tensor:
+            at = dict(zip(columns, given, strict=True))
+            operands = [at[e] if e in at else values[e] for e in node.inputs]
+            return evaluate_op(node.op, node.attrs, operands, torch.float64)
+
+        constant = one(*[c[0] for c in columns.values()])
+        zero = one(*[torch.zeros_like(c[0]) for c in columns.values()])
+        step = max(1, CHUNK // max(1, constant.numel()))
+        parts = [constant[None]]
+        mapped = torch.vmap(one)
+        for start in range(1, count, step):
+            parts.append(mapped(*[c[start : start + step] for c in columns.values()]) - zero)
+        return Affine(bases, torch.cat(parts))
+
+    # --- what ends a stage ---
+
+    def _matrix(self, edge: str) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor, list[torch.Tensor]]:
+        affine, mask = self.affine[edge], self.masks[edge]
+        flat = affine.columns.reshape(affine.columns.shape[0], -1)
+        shape = self._aligned(self.masks, edge, affine.bases) if mask.bases != affine.bases else mask.columns
+        flat_mask = shape.reshape(flat.shape[0], -1) != 0
+        parts, masks, at = [], [], 1
+        for base in affine.bases:
+            n = self.sizes[base]
+            if bool(flat_mask[at : at + n].any()):
+                parts.append((base, flat[at : at + n].T.contiguous()))
+                masks.append(flat_mask[at : at + n].T.contiguous())
+            at += n
+        return parts, flat[0].clone(), masks
+
+    def _evaluate(self, parts: Sequence[tuple[str, torch.Tensor]], bias: torch.Tensor) -> torch.Tensor:
+        """[samples, rows]."""
+        total = bias[None].expand(self.base_values[INPUTS].shape[0], -1)
+        for base, matrix in parts:
+            total = total + self.base_values[base] @ matrix.T
+        return total
+
+    def _image(self, edge: str) -> tuple[int, int, int] | None:
+        shape = self.graph.edge(edge).shape
+        return (
+            (shape[-3], shape[-2], shape[-1]) if len(shape) in (3, 4) and math.prod(shape[:-3]) == 1 else None
+        )
+
+    def _input_image(self) -> tuple[int, int, int] | None:
+        return self._image(self.graph.inputs[0]) if len(self.graph.inputs) == 1 else None
+
+    def _new_base(self, node: Node, stage: Stage, result: torch.Tensor, scale: float, offset: float) -> None:
+        """The node's output is scale * base + offset. result: [samples, rows] of the base."""
+        name, out = stage.name, node.outputs[0]
+        self.stages.append(stage)
+        self.base_values[name] = result
+        n = self.sizes[name] = result.shape[1]
+        shape = self.graph.edge(out).shape
+        columns = torch.cat(
+            [torch.full((1, n), offset, dtype=torch.float64), scale * torch.eye(n, dtype=torch.float64)]
+        )
+        self.affine[out] = Affine((name,), columns.reshape(1 + n, *shape))
+        self.masks[out] = Affine((name,), (columns != 0).double().reshape(1 + n, *shape))
+
+    def _stage(
+        self, node: Node, kind: str, coefficients: tuple[float, ...], label: str, fit: Fit | None
+    ) -> None:
+        """A polynomial sum c_i (x / radius)^i of the node's operand; radius 1 where there is no fit."""
+        parts, bias, masks = self._matrix(node.inputs[0])
+        radius = fit.radius if fit is not None else 1.0
+        c = [*coefficients]
+        while len(c) > 1 and c[-1] == 0:
+            c.pop()
+        if len(c) <= 2:
+            self._linear(node, c, radius)
+            return
+        outside = int((self._evaluate(parts, bias).abs() > radius).sum()) if fit is not None else 0
+        image, of_input = self._image(node.inputs[0]), self._input_image()
+        if len(c) == 3:
+            # c2 t^2 + c1 t + c0 = ±(sqrt|c2| (t + c1 / 2 c2))^2 + rest: one square, the rest goes into the matrices.
+            root = math.sqrt(abs(c[2]))
+            parts = [(b, root / radius * m) for b, m in parts]
+            bias = root * (bias / radius + c[1] / (2 * c[2]))
+            scale, offset = math.copysign(1.0, c[2]), c[0] - c[1] ** 2 / (4 * c[2])
+            stage = Stage(
+                node.name,
+                kind,
+                parts,
+                bias,
+                node.path,
+                (0.0, 0.0, 1.0),
+                label,
+                fit,
+                image,
+                of_input,
+                masks,
+                outside=outside,
+            )
+            self._new_base(node, stage, self._evaluate(parts, bias) ** 2, scale, offset)
+            return
+        parts = [(b, m / radius) for b, m in parts]
+        bias = bias / radius
+        greatest = max(abs(v) for v in c[1:])
+        given = (0.0, *(v / greatest for v in c[1:]))
+        stage = Stage(
+            node.name,
+            kind,
+            parts,
+            bias,
+            node.path,
+            given,
+            label,
+            fit,
+            image,
+            of_input,
+            masks,
+            outside=outside,
+        )
+        t = self._evaluate(parts, bias)
+        result = torch.zeros_like(t)
+        for value in reversed(given):
+            result = result * t + value
+        self._new_base(node, stage, result, greatest, c[0])
+
+    def _linear(self, node: Node, c: list[float], radius: float) -> None:
+        """A polynomial of degree one is no stage of its own."""
+        affine, slope = self.affine[node.inputs[0]], (c[1] if len(c) > 1 else 0.0) / radius
+        columns = slope * affine.columns
+        columns[0] += c[0]
+        self.affine[node.outputs[0]] = Affine(affine.bases, columns)
+        self.masks[node.outputs[0]] = self.masks[node.inputs[0]]
+
+    def _polynomial(self, node: Node) -> str | None:
+        a = node.attrs
+        fit = Fit(str(a["kind"]), float(a["radius"]), tuple(map(float, a["coefficients"])), float(a["error"]))
+        if not any(fit.coefficients[1:]):
+            return "a polynomial without a variable part"
+        self._stage(
+            node, "polynomial", fit.coefficients, f"{fit.kind}, degree {len(fit.coefficients) - 1}", fit
+        )
+        return None
+
+    def _activation(self, node: Node) -> str | None:
+        kind = "gelu_tanh" if node.op == "gelu" and node.attrs.get("approximate") == "tanh" else node.op
+        parts, bias, _ = self._matrix(node.inputs[0])
+        seen = float(self._evaluate(parts, bias).abs().max())
+        fit = choose(kind, _radius(seen), self.error, self.greatest_degree)
+        self._stage(node, "polynomial", fit.coefficients, f"{kind}, degree {len(fit.coefficients) - 1}", fit)
+        return None
+
+    def _power(self, node: Node) -> str | None:
+        exponent = node.attrs["exponent"]
+        if float(exponent) != int(exponent) or not 1 <= int(exponent) <= MOST_POWER:
+            return f"a power of {exponent}: CKKS takes whole exponents from 1 to {MOST_POWER}"
+        n = int(exponent)
+        if n == 1:
+            self.affine[node.outputs[0]], self.masks[node.outputs[0]] = (
+                self.affine[node.inputs[0]],
+                self.masks[node.inputs[0]],
+            )
+            return None
+        self._stage(node, "polynomial", (*[0.0] * n, 1.0), f"power {n}", None)
+        return None
+
+    def _product(self, node: Node) -> str | None:
+        a, b = node.inputs
+        if a == b:
+            self._stage(node, "polynomial", (0.0, 0.0, 1.0), "square", None)
+            return None
+        return "a product of two different secret values is not built yet; a square, or a power, is"
+
+    def _finish(self) -> Stages:
+        outputs, at = [], 0
+        parts: dict[str, torch.Tensor] = {}
+        masks: dict[str, torch.Tensor] = {}
+        biases = []
+        flats = []
+        for edge in self.graph.outputs:
+            if edge not in self.affine:
+                raise UnsupportedModelError(
+                    [UnsupportedNode(edge, "output", "", "an output that does not depend on the inputs")]
+                )
+            flats.append((edge, *self._matrix(edge)))
+        total = sum(len(bias) for _, _, bias, _ in flats)
+        for edge, given, bias, given_masks in flats:
+            for (base, matrix), mask in zip(given, given_masks, strict=True):
+                whole = parts.setdefault(base, torch.zeros(total, matrix.shape[1], dtype=torch.float64))
+                whole_mask = masks.setdefault(base, torch.zeros(total, matrix.shape[1], dtype=torch.bool))
+                whole[at : at + len(bias)], whole_mask[at : at + len(bias)] = matrix, mask
+            biases.append(bias)
+            outputs.append((edge, at, len(bias)))
+            at += len(bias)
+        last = Stage("outputs", "output", list(parts.items()), torch.cat(biases), masks=list(masks.values()))
+        self.stages.append(last)
+        images = {stage.name: stage.image for stage in self.stages}
+        for stage in self.stages:
+            _pool(stage, images)
+        return Stages(self.stages, self.sizes, outputs, self.base_values[INPUTS])
+
+
+POOLS = (2, 3, 4, 5, 6, 7, 8)
+
+
+def _pool(stage: Stage, images: Mapping[str, tuple[int, int, int] | None]) -> None:
+    """Find matrices that begin with a pooling: equal columns over each window. Rotations sum those without a product."""
+    for i, (base, matrix) in enumerate(stage.parts):
+        image = images.get(base)
+        window = (1, 1)
+        if image is not None:
+            for axis in (0, 1):
+                for size in reversed(POOLS):
+                    tried = (size, window[1]) if axis == 0 else (window[0], size)
+                    if image[1] % tried[0] == 0 and image[2] % tried[1] == 0 and _equal(matrix, image, tried):
+                        window = tried
+                        break
+        stage.windows.append(window)
+        if window != (1, 1) and image is not None:
+            stage.parts[i] = (base, _kept(matrix, image, window))
+            stage.masks[i] = _kept(stage.masks[i], image, window)
+
+
+def _split(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
+    c, h, w = image
+    return matrix.reshape(matrix.shape[0], c, h // window[0], window[0], w // window[1], window[1])
+
+
+def _equal(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> bool:
+    parts = _split(matrix, image, window)
+    return bool(torch.allclose(parts, parts[:, :, :, :1, :, :1].expand_as(parts), rtol=1e-12, atol=0))
+
+
+def _kept(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
+    return _split(matrix, image, window)[:, :, :, 0, :, 0].reshape(matrix.shape[0], -1).contiguous()
+
+
+def summed(values: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
+    """[s, values] of images, summed over windows: [s, values of a pooled image]."""
+    return _split(values, image, window).sum((3, 5)).reshape(values.shape[0], -1)
+
+
+MARGIN = 1.25
+
+
+def _radius(seen: float) -> float:
+    """With a margin, rounded up to a quarter of an octave: the manifest shows no more of what calibration saw (rule R6)."""
+    wanted = max(seen * MARGIN, 2.0**-10)
+    return float(2.0 ** (math.ceil(4 * math.log2(wanted)) / 4))
+
+
+def depth_of(stage: Stage) -> int:
+    """Levels that what follows the matrix takes."""
+    if stage.kind == "output":
+        return 0
+    if stage.kind == "product" or stage.coefficients == (0.0, 0.0, 1.0):
+        return 1
+    return multiplicative_depth(len(stage.coefficients) - 1)
+
+
+Runner = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run_stages(
+    stages: Stages, inputs: torch.Tensor, noise: Callable[[Stage, torch.Tensor], torch.Tensor] | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Outputs [s, m] for inputs [s, n], and by stage the values before its activation. noise: what is added to a stage's
+    values and to its results."""
+    bases: dict[str, torch.Tensor] = {INPUTS: inputs}
+    images = {stage.name: stage.image for stage in stages.stages}
+    before: dict[str, torch.Tensor] = {}
+    for stage in stages.stages:
+        value = stage.bias[None].expand(inputs.shape[0], -1)
+        for (base, matrix), window in zip(stage.parts, stage.windows, strict=True):
+            x = bases[base]
+            if window != (1, 1):
+                x = summed(x, images[base] or (1, 1, 1), window)
+            value = value + x @ matrix.T
+        if noise is not None:
+            value = value + noise(stage, value)
+        before[stage.name] = value
+        result = value
+        if stage.kind == "polynomial":
+            result = torch.zeros_like(value)
+            for c in reversed(stage.coefficients):
+                result = result * value + c
+        if noise is not None and stage.kind != "output":
+            result = result + noise(stage, result)
+        bases[stage.name] = result
+    return bases[stages.stages[-1].name], before

@@ -1,0 +1,193 @@
+"""Stages → schedule: levels, layouts and matrix plans of every stage at one polynomial degree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import UnsupportedModelError, UnsupportedNode
+from .affine import INPUTS, Stage, Stages, depth_of
+from .layouts import Layout
+from .matrices import MatrixPlan, after_sums, encryption_ms, only_rows, pooled, product_ms, rotation_ms
+from .proposals import choose, fixed_rows, for_layout, for_packed, image_layout
+
+
+@dataclass(frozen=True, eq=False)
+class PartPlan:
+    """One matrix of a stage: from a base's layout, at a level."""
+
+    base: str
+    plan: MatrixPlan
+
+
+@dataclass(frozen=True, eq=False)
+class StagePlan:
+    """level: at which its products are computed; the values after the matrix are one below. layout: of those values."""
+
+    stage: str
+    parts: tuple[PartPlan, ...]
+    level: int
+    layout: Layout
+    coefficients: tuple[float, ...]
+    depth: int
+
+    @property
+    def result_level(self) -> int:
+        return self.level - 1 - self.depth
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """One sample over the slots of its ciphertexts. levels: of a fresh ciphertext."""
+
+    stages: tuple[StagePlan, ...]
+    levels: int
+    inputs: Layout
+
+    @property
+    def outputs(self) -> Layout:
+        return self.stages[-1].layout
+
+    def steps(self) -> set[int]:
+        """Every rotation in use."""
+        return set().union(*(p.plan.steps() for s in self.stages for p in s.parts))
+
+
+def levels_of(stages: Stages) -> tuple[int, dict[str, int]]:
+    """Levels of a fresh ciphertext, and of each stage the level at which its matrices run."""
+    used: dict[str, int] = {INPUTS: 0}
+    before: dict[str, int] = {}
+    for stage in stages.stages:
+        before[stage.name] = max(used[base] for base, _ in stage.parts)
+        used[stage.name] = before[stage.name] + 1 + depth_of(stage)
+    levels = used[stages.stages[-1].name]
+    return levels, {name: levels - n for name, n in before.items()}
+
+
+def make_schedule(stages: Stages, degree: int, split: int) -> Schedule:
+    """The fastest layouts that the search finds, stage by stage. Raises UnsupportedModelError where a stage has none."""
+    slots = degree // 2
+    levels, at = levels_of(stages)
+    layouts: dict[str, Layout] = {}
+    made: list[StagePlan] = []
+    looked_at = {  # as images, by a later stage
+        base
+        for later in stages.stages
+        for (base, _), window in zip(later.parts, later.windows, strict=True)
+        if later.image is not None or window != (1, 1)
+    }
+    for stage in stages.stages:
+        level = at[stage.name]
+        primes = (level + 1) * split
+        parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at)
+        layout = parts[0].plan.target if len(parts) == 1 else only_rows(parts[0].plan)
+        for part in parts:
+            layouts.setdefault(part.base, part.plan.whole or part.plan.source)
+        layouts[stage.name] = layout
+        made.append(StagePlan(stage.name, tuple(parts), level, layout, stage.coefficients, depth_of(stage)))
+    return Schedule(tuple(made), levels, layouts[INPUTS])
+
+
+def _parts(
+    stage: Stage, layouts: Mapping[str, Layout], slots: int, degree: int, primes: int, as_image: bool
+) -> list[PartPlan]:
+    order = sorted(range(len(stage.parts)), key=lambda i: -int(stage.masks[i].sum()))
+    rows, found = None, {}
+    for i in order:
+        base, _ = stage.parts[i]
+        mask, window = stage.masks[i].numpy(), stage.windows[i]
+        sums: tuple[tuple[int, int], ...] = ()
+        whole = layouts.get(base)
+        if window != (1, 1):
+            shrunk = None if whole is None else pooled(whole, window)
+            if whole is None or shrunk is None:
+                raise UnsupportedModelError(
+                    [
+                        UnsupportedNode(
+                            stage.name, "pooling", stage.path, "its images are not laid out as images"
+                        )
+                    ]
+                )
+            layouts = {**layouts, base: shrunk[0]}
+            sums = shrunk[1]
+        plan = None
+        if rows is not None:
+            source = layouts.get(base) or _plain(mask.shape[1], slots)
+            plan = None if source is None else fixed_rows(mask, source, rows)
+        elif base in layouts:
+            plan = choose(
+                for_layout(mask, layouts[base], stage.image),
+                mask,
+                degree,
+                primes,
+                encrypts=False,
+                images=as_image,
+            )
+        else:
+            packed = [*for_packed(mask, slots, stage.image)]
+            source = image_layout(stage.source_image, slots) if stage.source_image else None
+            if source is not None and stage.image is not None:
+                packed += [*for_layout(mask, source, stage.image)]
+            plan = choose(packed, mask, degree, primes, encrypts=True, images=as_image)
+        if plan is None:
+            raise UnsupportedModelError(
+                [UnsupportedNode(stage.name, stage.label or stage.kind, stage.path, _wide(mask, slots))]
+            )
+        layouts = {base: plan.source, **layouts}
+        if sums and whole is not None:
+            plan = after_sums(plan, whole, sums)
+        rows = plan.rows if rows is None else rows
+        found[i] = PartPlan(base, plan)
+    return [found[i] for i in order]
+
+
+def _wide(mask: np.ndarray, slots: int) -> str:
+    m, n = mask.shape
+    return (
+        f"too wide for CKKS: no packing of its {m:,} x {n:,} matrix into ciphertexts of {slots:,} slots was found; take "
+        "smaller images, fewer channels or fewer features, or backend='mpc'"
+    )
+
+
+def _plain(size: int, slots: int) -> Layout | None:
+    cts = -(-size // slots)
+    where = np.full(cts * slots, -1, dtype=np.int64)
+    where[:size] = np.arange(size)
+    return Layout(where.reshape(cts, slots), size)
+
+
+# --- time ---
+
+
+def activation_ms(depth: int, coefficients: Sequence[float], degree: int, primes: int) -> float:
+    """Estimated time of a polynomial on one ciphertext of that many primes."""
+    if not depth:
+        return 0.0
+    products = 1 if coefficients == (0.0, 0.0, 1.0) else len(coefficients) // 2 + depth - 1
+    each = rotation_ms(degree, primes) + (degree / 8192) * 0.45 * primes
+    return products * each
+
+
+def estimate_ms(schedule: Schedule, degree: int, split: int) -> float:
+    """Of one sample, on one core at each party, encryption included."""
+    total = schedule.inputs.ciphertexts * encryption_ms(degree, (schedule.levels + 1) * split)
+    for s in schedule.stages:
+        primes = (s.level + 1) * split
+        total += sum(p.plan.estimate_ms(degree, primes) for p in s.parts)
+        total += s.layout.ciphertexts * activation_ms(s.depth, s.coefficients, degree, primes - split)
+    return total
+
+
+def batch_estimate_ms(stages: Stages, degree: int, split: int) -> float:
+    """Of one batch with a sample a slot, a ciphertext a value."""
+    levels, at = levels_of(stages)
+    total = stages.sizes[INPUTS] * encryption_ms(degree, (levels + 1) * split)
+    for stage in stages.stages:
+        primes = (at[stage.name] + 1) * split
+        entries = sum(int(torch.count_nonzero(m)) for _, m in stage.parts)
+        total += entries * product_ms(degree, primes)
+        total += stage.rows * activation_ms(depth_of(stage), stage.coefficients, degree, primes - split)
+    return total
