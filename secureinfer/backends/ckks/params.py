@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +13,8 @@ MOST_BITS = {8192: 214, 16384: 430, 32768: 868}
 secret. SEAL's own check allows 218, 438 and 881."""
 
 LEAST_SCALE, MOST_SCALE = 24, 50
-LEAST_PRIME = 20
+LEAST_PRIME = {8192: 21, 16384: 23, 32768: 26}
+"""Degree -> bits from which on there are more primes that are 1 modulo 2N than a chain within MOST_BITS has."""
 MOST_PRIME = 60
 SPECIAL_MARGIN = 6
 """Bits by which the special prime exceeds the others where there is room: the noise of a rotation is divided by it."""
@@ -26,7 +26,7 @@ class Parameters:
 
     degree: of the polynomials, N. first_bits: of the prime that a result is decrypted modulo. scale_bits: log2 of the
     scale of every ciphertext, and bits of the primes that rescaling divides by. levels: how many of those. special_bits: of
-    the key-switching prime. privacy_bits: of the prime that holds the noise of circuit privacy, 0 without.
+    the key-switching prime. split: how many primes stand for each of the others, so that a scale may exceed 60 bits.
     """
 
     degree: int
@@ -53,7 +53,7 @@ class Parameters:
 
     @property
     def total_bits(self) -> int:
-        return sum(self.moduli)
+        return self.first_bits + self.levels * self.scale_bits + self.special_bits
 
     def primes_at(self, level: int) -> int:
         """Primes of a ciphertext's modulus at a level; a rotation switches keys over one more."""
@@ -79,20 +79,23 @@ def check(parameters: Parameters) -> Parameters:
             f"CKKS degree {p.degree} is none of {', '.join(map(str, MOST_BITS))}; smaller ones hold no useful chain at "
             "128 bits of security"
         )
-    if 0 < p.levels < 100 and p.split in (1, 2) and p.total_bits > MOST_BITS[p.degree]:
-        raise SettingsError(
-            f"a modulus of {p.total_bits} bits at degree {p.degree} has less than 128 bits of security; at most "
-            f"{MOST_BITS[p.degree]} bits have it (2024 guidelines). Take fewer levels, a smaller scale or a greater degree"
-        )
-    least = 1 + int(math.log2(2 * p.degree))  # a prime that is 1 modulo 2N
-    for bits in p.moduli if p.split in (1, 2) and 0 < p.levels < 100 else ():
-        if not max(LEAST_PRIME, least) <= bits <= MOST_PRIME:
-            raise SettingsError(f"a CKKS prime of {bits} bits does not exist at degree {p.degree}")
     if p.split not in (1, 2) or not LEAST_SCALE <= p.scale_bits <= MOST_SCALE * p.split or p.levels < 1:
         raise SettingsError(
             f"CKKS scale_bits is {LEAST_SCALE} to {MOST_SCALE} (twice that with split 2) and levels at least 1, got "
             f"{p.scale_bits}, split {p.split}, and {p.levels}"
         )
+    if p.total_bits > MOST_BITS[p.degree]:  # before the chain is written out: levels may be any number
+        raise SettingsError(
+            f"a modulus of {p.total_bits} bits at degree {p.degree} has less than 128 bits of security; at most "
+            f"{MOST_BITS[p.degree]} bits have it (2024 guidelines). Take fewer levels, a smaller scale or a greater degree"
+        )
+    least = LEAST_PRIME[p.degree]
+    for bits in p.moduli:
+        if not least <= bits <= MOST_PRIME:
+            raise SettingsError(
+                f"a CKKS prime of {bits} bits: at degree {p.degree} they have {least} to {MOST_PRIME} bits, and below there "
+                "are too few"
+            )
     if p.first_bits <= p.scale_bits or p.special_bits < max(p.moduli[:-1]):
         raise SettingsError("CKKS first_bits must exceed scale_bits, and special_bits be the greatest")
     return p
@@ -117,11 +120,7 @@ def fitted(degree: int, *, levels: int, scale_bits: int, head_bits: int, split: 
     left = MOST_BITS[degree] - first - levels * scale_bits
     greatest = max(_parts(first, split) + _parts(scale_bits, split))
     special = min(left, greatest + SPECIAL_MARGIN, MOST_PRIME)
-    least = 1 + int(math.log2(2 * degree))
-    if (
-        greatest > MOST_PRIME
-        or special < greatest
-        or min(_parts(scale_bits, split)) < max(LEAST_PRIME, least)
-    ):
+    in_range = LEAST_SCALE <= scale_bits <= MOST_SCALE * split and scale_bits // split >= LEAST_PRIME[degree]
+    if not in_range or greatest > MOST_PRIME or special < greatest:
         return None
     return Parameters(degree, first, scale_bits, levels, special, split)
