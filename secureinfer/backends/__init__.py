@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,11 +80,13 @@ def make_engine(
     clock: Clock,
     session_id: bytes,
     spool_folder: Path | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """The engine of one party of one session, for the program's backend. See backends/base.Engine for the order of calls.
 
     role: data_owner, model_owner or dealer. compute_parties: names in rank order. dealer: its name, empty where the backend
     has none. links: by peer name. spool_folder: where an owner keeps dealt material, encrypted, instead of in memory.
+    threads: as the settings say; of a CKKS model owner, processes that it computes with, by default one a core.
     Raises SettingsError for a backend that has no parties, ProgramFileError for a plan that must not run.
     """
     if program.backend not in ("mpc", "ckks"):
@@ -105,6 +108,7 @@ def make_engine(
             links=links,
             clock=clock,
             session_id=session_id,
+            processes=threads or cores(),
         )
     from .mpc.engine import make_engine as make_mpc
 
@@ -119,3 +123,9 @@ def make_engine(
         session_id=session_id,
         spool_folder=spool_folder,
     )
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

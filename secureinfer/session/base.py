@@ -127,6 +127,7 @@ class Worker(ABC):
             clock=self.clock,
             session_id=hello.session_id,
             spool_folder=s.material_folder if s.material == "disk" else None,
+            threads=s.threads,
         )
         return self.engine, Statistics(s.name, s.role, self.links, self.clock, s.worker_threads)
 

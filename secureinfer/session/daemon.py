@@ -12,8 +12,8 @@ import sys
 
 from ..config import make_settings
 from ..errors import PeerError, SecureInferError
+from ..transport.spawn import inherited_pipe
 from . import faults
-from .launch import inherited_pipe
 from .servicer import Daemon
 
 START_SECONDS = 60.0

@@ -1,25 +1,18 @@
-"""Child processes: started from a module's name with one inherited socket, so that nothing needs a __main__
-guard.
-"""
+"""Child processes of a caller or a daemon, and the messages to and from them."""
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import PeerError
+from ..transport.spawn import spawn
 from ..transport.wire import Buffer, Pipe
 from .faults import from_json
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 GRACE_SECONDS = 6.0
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 class Child:
@@ -32,19 +25,7 @@ class Child:
     def __init__(
         self, module: str, party: str, start: Mapping[str, Any], environment: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=_environment(environment or {}),
-                # Ctrl-C goes to the starter alone, which then closes the pipes in order.
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
+        self.process, ours = spawn(module, environment)
         self.party = party
         self.pipe = Pipe(ours, party)
         self.pipe.send(dict(start))
@@ -96,18 +77,3 @@ def stop_all(children: list[Child], grace: float = GRACE_SECONDS) -> None:
     stop = time.monotonic() + grace
     for child in children:
         child.stop(max(0.1, stop - time.monotonic()))
-
-
-def inherited_pipe(arguments: list[str], peer: str) -> Pipe:
-    """The pipe of a process that Child started."""
-    return Pipe(socket.socket(fileno=int(arguments[1])), peer)
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    env = {**os.environ, **extra}
-    if _PACKAGE_ROOT.name not in _INSTALLED:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), env.get("PYTHONPATH")]))
-    # gRPC's own log would print a refused peer's address and certificate trouble on the user's terminal.
-    env.setdefault("GRPC_VERBOSITY", "NONE")
-    env["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    return env

@@ -18,25 +18,10 @@ from ..transport.wire import Pipe
 if TYPE_CHECKING:
     from ..plan.program import Program
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
-
 HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 
 Message = tuple[dict[str, Any], list[bytearray]]
-
-
-def forbid_core_dumps() -> None:
-    """Keep this process's memory, with its seeds, shares and weights, off the disk when it crashes (rule R3)."""
-    if resource is None:
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    # Linux gives a dump to a program (core_pattern with "|") whatever the limit is, unless it is exactly 1.
-    limit = 0 if hard == 0 else 1
-    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 class Parent:

@@ -12,12 +12,12 @@ import os
 import sys
 
 from ..errors import SecureInferError
+from ..transport.spawn import forbid_core_dumps, inherited_pipe
 from . import faults
 from .base import Worker
 from .driver import Driver
 from .follower import Follower
-from .launch import inherited_pipe
-from .process import Parent, forbid_core_dumps
+from .process import Parent
 
 START_SECONDS = 60.0
 

@@ -32,6 +32,7 @@ def _row(op: str, cost: Cost) -> KernelSpec:
 def make_engine(role: str, program: Any, **given: Any) -> Any:
     from toy_engine import make
 
-    if given.keys() != {"me", "compute_parties", "links", "clock", "session_id"}:
+    if given.keys() != {"me", "compute_parties", "links", "clock", "session_id", "processes"}:
         raise ValueError(f"the backend without a dealer is given {sorted(given)}")
+    del given["processes"]
     return make(role, program, dealer="", **given)

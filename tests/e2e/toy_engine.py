@@ -105,5 +105,6 @@ def make(
     clock: Clock,
     session_id: bytes,
     spool_folder: Path | None = None,
+    threads: int | None = None,
 ) -> Engine:
     return ToyEngine(role, program, compute_parties, dealer, links)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import SessionError, WireError
-from .context import Context
+from .context import Context, same_scale
 from .sealed import dump, load
 
 
@@ -63,17 +62,3 @@ class Client:
     def close(self) -> None:
         """Forget the secret key."""
         self._generator = self._encryptor = self._decryptor = None
-
-
-def same_scale(came: float, expected: float) -> bool:
-    return bool(abs(came / expected - 1) < 1e-9) if expected else False
-
-
-def is_secret_key(context: Context, data: bytes | bytearray | memoryview) -> bool:
-    """Whether serialised bytes hold a secret key: whoever sends one is told so, and it is not used."""
-    key: Any = context.api.SecretKey()
-    try:
-        load(key, context.context, data, "a key", "peer")
-    except WireError:
-        return False
-    return True

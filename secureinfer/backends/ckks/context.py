@@ -80,3 +80,7 @@ def context_id(session_id: bytes, manifest_digest: str, keys: list[bytes | bytea
         h.update(len(part).to_bytes(8, "big"))
         h.update(part)
     return h.digest()
+
+
+def same_scale(came: float, expected: float) -> bool:
+    return bool(abs(came / expected - 1) < 1e-9) if expected else False

@@ -23,7 +23,7 @@ from .layouts import NOTHING, Indices, Layout
 
 Mask = npt.NDArray[np.bool_]
 
-ENCRYPTION_PRIMES_MS = 0.45
+ENCRYPTION_PRIMES_MS = 1.0
 TRANSFER_PRIMES_MS = 0.3
 
 

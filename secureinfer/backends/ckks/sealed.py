@@ -44,3 +44,13 @@ def load(item: Any, context: Any, data: bytes | bytearray | memoryview, what: st
     finally:
         os.close(handle)
     return item
+
+
+def is_secret_key(context: Any, data: bytes | bytearray | memoryview) -> bool:
+    """Whether serialised bytes hold a secret key: whoever sends one is told so, and it is not used."""
+    key: Any = context.api.SecretKey()
+    try:
+        load(key, context.context, data, "a key", "peer")
+    except WireError:
+        return False
+    return True

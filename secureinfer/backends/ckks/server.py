@@ -1,102 +1,32 @@
-"""The model owner's side: matrices, polynomials and poolings on ciphertexts, with weights that are encoded once."""
+"""The model owner's side: matrices, polynomials and what hides them, with weights that are encoded once."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .arithmetic import Arithmetic, Ciphertext, Vector
 from .context import Context
 from .layouts import NOTHING, Layout
-from .matrices import MatrixPlan, diagonals
-
-Ciphertext = Any
-Vector = npt.NDArray[np.float64]
-
-
-class Keys:
-    """The data owner's evaluation keys: they compute on ciphertexts and open nothing. public: for circuit privacy alone."""
-
-    def __init__(self, relinearisation: Any, galois: Any, public: Any = None) -> None:
-        self.relinearisation = relinearisation
-        self.galois = galois
-        self.public = public
-
-
-class Arithmetic:
-    """Operations on ciphertexts that keep track of levels and scales. All return new ciphertexts."""
-
-    def __init__(self, context: Context, keys: Keys) -> None:
-        self.context = context
-        self._evaluator = context.evaluator
-        self._keys = keys
-
-    def rotate(self, x: Ciphertext, step: int) -> Ciphertext:
-        out = self.context.new()
-        self._evaluator.apply_galois(x, self.context.element(step), self._keys.galois, out)
-        return out
-
-    def times_plain(self, x: Ciphertext, plain: Any) -> Ciphertext:
-        out = self.context.new()
-        self._evaluator.multiply_plain(x, plain, out)
-        return out
-
-    def times(self, x: Ciphertext, y: Ciphertext) -> Ciphertext:
-        """Relinearised and rescaled."""
-        out = self.context.new()
-        if x is y:
-            self._evaluator.square(x, out)
-        else:
-            self._evaluator.multiply(x, y, out)
-        self._evaluator.relinearize_inplace(out, self._keys.relinearisation)
-        return self.rescale(out)
-
-    def rescale(self, x: Ciphertext) -> Ciphertext:
-        for _ in range(self.context.parameters.split):
-            self._evaluator.rescale_to_next_inplace(x)
-        return x
-
-    def add_to(self, total: Ciphertext | None, x: Ciphertext) -> Ciphertext:
-        """total + x, in place of total."""
-        if total is None:
-            return x
-        self._evaluator.add_inplace(total, x)
-        return total
-
-    def add(self, x: Ciphertext, y: Ciphertext) -> Ciphertext:
-        out = self.context.new()
-        self._evaluator.add(x, y, out)
-        return out
-
-    def add_plain(self, x: Ciphertext, values: Vector) -> Ciphertext:
-        """values: [slots]; at the ciphertext's own level and scale."""
-        level = self.context.level(x)
-        if level is None:
-            raise ValueError("a ciphertext of no level")
-        self._evaluator.add_plain_inplace(x, self.context.encode(values, level, x.scale))
-        return x
-
-    def lower(self, x: Ciphertext, level: int) -> Ciphertext:
-        """x at a level that is not above its own."""
-        if self.context.level(x) == level:
-            return x
-        out = self.context.new()
-        self._evaluator.mod_switch_to(x, self.context.parms[level], out)
-        return out
-
+from .matrices import MatrixPlan, diagonals, product_ms
+from .pool import Blob, Pool, RemoteRows, RemoteTerms
+from .sealed import dump
+from .spread import Rows
+from .terms import HAND_OVER_PRIMES_MS, Term, Terms, share
 
 # --- matrices over slots ---
 
 
 class Matrix:
-    """A matrix whose diagonals are encoded at one level.
+    """A matrix whose diagonals are encoded at one level, in this process and, where that pays, in those of a pool.
 
-    scale: of the result; the factor's own scale makes up for what the operand's differs by, so that all results of a
-    stage have exactly this one. late: folds come before the rescaling, whose noise they then do not add up.
+    scale: of the result; the factor's own scale makes up for what the operand's differs by, so that all results of a stage
+    have exactly this one. late: folds come before the rescaling, whose noise they then do not add up.
     """
 
     def __init__(
@@ -110,66 +40,69 @@ class Matrix:
         operand: float,
         *,
         late: bool = False,
+        pool: Pool | None = None,
+        serial: str = "",
     ) -> None:
         self._late = late
         self.plan = plan
         self.level = level
-        self._encoded: dict[int, dict[int, list[tuple[int, int, Any]]]] = {}
         factor = scale * context.primes[level] / operand
-        slots, n = plan.source.slots, plan.babies
-        least = np.zeros(slots)
-        least[0] = 2 / factor
-        found = diagonals(plan, matrix)
-        for target in range(plan.target.ciphertexts):
-            if not any(key[0] == target for key in found):  # nothing at all: SEAL refuses a product with zero
-                found[target, 0, plan.offsets[0][0] if plan.offsets[0] else 0] = least
-        for (target, i, d), vector in sorted(found.items(), key=lambda item: item[0]):
-            giant = d // n * n
-            shifted = np.roll(vector, giant)
-            if np.abs(shifted).max() * factor < 1:  # would be encoded as zero
-                shifted = np.where(shifted == 0, least, shifted)
-            plain = context.encode(shifted, level, factor)
-            self._encoded.setdefault(target, {}).setdefault(giant, []).append((i, d - giant, plain))
+        p = context.parameters
+        terms = _terms(plan, matrix, factor)
+        shares = [terms]
+        if pool is not None and pool.processes > 1:
+            shares = share(terms, pool.processes, p.degree, p.primes_at(level), len(plan.sum_steps))
+        self._here = Terms(context, level, factor, plan.sums, shares[0])
+        self._away = [
+            RemoteTerms(pool.helper(i), serial, level, factor, plan.sums, part)
+            for i, part in enumerate(shares[1:])
+            if pool is not None
+        ]
         self._bias = None if bias is None else _over(plan.target, bias)
 
-    @property
-    def work(self) -> list[tuple[int, int]]:
-        """(target, giant) pairs, which are independent of each other."""
-        return [(t, g) for t, giants in self._encoded.items() for g in giants]
+    def apply(
+        self, a: Arithmetic, given: Sequence[Ciphertext], raw: Mapping[int, Blob] | None = None
+    ) -> list[Ciphertext]:
+        """raw: the operands as they were serialised, if they came so."""
+        if self._away:
+            wanted = sorted({i for away in self._away for i in away.sources})
+            blobs = raw if raw is not None else {i: dump(a.lower(given[i], self.level)) for i in wanted}
+            for away in self._away:
+                away.begin(blobs)
+        totals = self._here.apply(a, dict(enumerate(given)))
+        for away in self._away:
+            for target, part in away.end(a.context).items():
+                totals[target] = a.add_to(totals.get(target), part)
+        return [self._finish(a, totals[target], target) for target in range(self.plan.target.ciphertexts)]
 
-    def apply(self, a: Arithmetic, given: Sequence[Ciphertext]) -> list[Ciphertext]:
-        at = [a.lower(x, self.level) for x in given]
-        for count, step in self.plan.sums:
-            at = [_summed(a, x, count, step) for x in at]
-        wanted = {
-            (i, b) for giants in self._encoded.values() for terms in giants.values() for i, b, _ in terms
-        }
-        rotated = {(i, b): a.rotate(at[i], b) if b else at[i] for i, b in sorted(wanted)}
-        out = []
-        for target in range(self.plan.target.ciphertexts):
-            total = None
-            for giant, terms in self._encoded[target].items():
-                inner = None
-                for i, b, plain in terms:
-                    inner = a.add_to(inner, a.times_plain(rotated[i, b], plain))
-                total = a.add_to(total, a.rotate(inner, giant) if giant else inner)
-            if not self._late:
-                total = a.rescale(total)
-            for step in self.plan.fold_steps:
-                total = a.add_to(total, a.rotate(total, step))
-            if self._late:
-                total = a.rescale(total)
-            if self._bias is not None:
-                total = a.add_plain(total, self._bias[target])
-            out.append(total)
-        return out
+    def _finish(self, a: Arithmetic, total: Ciphertext, target: int) -> Ciphertext:
+        if not self._late:
+            total = a.rescale(total)
+        for step in self.plan.fold_steps:
+            total = a.add_to(total, a.rotate(total, step))
+        if self._late:
+            total = a.rescale(total)
+        return total if self._bias is None else a.add_plain(total, self._bias[target])
 
 
-def _summed(a: Arithmetic, x: Ciphertext, count: int, step: int) -> Ciphertext:
-    total = None
-    for i in range(1, count):
-        total = a.add_to(total, a.rotate(x, i * step))
-    return x if total is None else a.add_to(total, x)
+def _terms(plan: MatrixPlan, matrix: Vector, factor: float) -> list[Term]:
+    """The diagonals that are not zero, each as it is encoded: rotated back by its giant step."""
+    slots, n = plan.source.slots, plan.babies
+    least = np.zeros(slots)
+    least[0] = 2 / factor
+    found = diagonals(plan, matrix)
+    for target in range(plan.target.ciphertexts):
+        if not any(key[0] == target for key in found):  # nothing at all: SEAL refuses a product with zero
+            source = next(i for i, offsets in enumerate(plan.offsets) if offsets)
+            found[target, source, plan.offsets[source][0]] = least
+    out = []
+    for (target, i, d), vector in sorted(found.items(), key=lambda item: item[0]):
+        giant = d // n * n
+        shifted = np.roll(vector, giant)
+        if np.abs(shifted).max() * factor < 1:  # would be encoded as zero
+            shifted = np.where(shifted == 0, least, shifted)
+        out.append(Term(target, giant, i, d - giant, shifted))
+    return out
 
 
 def _over(layout: Layout, values: Vector) -> Vector:
@@ -181,50 +114,67 @@ def _over(layout: Layout, values: Vector) -> Vector:
 
 
 class SpreadMatrix:
-    """A matrix on ciphertexts that hold one value of many samples each: one plaintext number times one ciphertext an
-    entry."""
+    """A matrix on ciphertexts that hold one value of many samples each; its rows are shared out where that pays."""
 
     def __init__(
-        self, context: Context, matrix: Vector, bias: Vector | None, level: int, scale: float, operand: float
+        self,
+        context: Context,
+        matrix: Vector,
+        bias: Vector | None,
+        level: int,
+        scale: float,
+        operand: float,
+        *,
+        pool: Pool | None = None,
+        serial: str = "",
+        first: bool = False,
     ) -> None:
-        self.level = level
-        self._context = context
+        """first: its operands come serialised, and need not be so for other processes."""
+        self._context, self._level, self._bias = context, level, bias
         self._factor = scale * context.primes[level] / operand
-        self._matrix, self._bias = matrix, bias
-        self._scale = scale
+        cuts = self._cuts(matrix, pool.processes if pool is not None else 1, first)
+        parts = np.split(matrix, cuts)
+        self._here = Rows(context, parts[0], level, self._factor)
+        self._away = [
+            RemoteRows(pool.helper(i), serial, level, self._factor, part)
+            for i, part in enumerate(parts[1:])
+            if pool is not None
+        ]
 
-    def begin(self) -> list[Ciphertext | None]:
-        return [None] * self._matrix.shape[0]
+    def _cuts(self, matrix: Vector, processes: int, first: bool) -> list[int]:
+        rows, columns = matrix.shape
+        degree, primes = self._context.parameters.degree, self._context.parameters.primes_at(self._level)
+        saved = np.count_nonzero(matrix) * product_ms(degree, primes) * (1 - 1 / processes)
+        moved = rows / processes + (0 if first else columns)
+        if processes < 2 or rows < processes or saved < moved * HAND_OVER_PRIMES_MS * primes * degree / 8192:
+            return []
+        return [rows * i // processes for i in range(1, processes)]
 
-    def take(self, a: Arithmetic, totals: list[Ciphertext | None], column: int, x: Ciphertext) -> None:
-        """Add the share of one input, as it comes: inputs need not stand in memory together."""
-        x = a.lower(x, self.level)
-        for row, weight in enumerate(self._matrix[:, column].tolist()):
-            if abs(weight) * self._factor < 1:  # it would be encoded as zero
-                continue
-            totals[row] = a.add_to(totals[row], a.times_plain(x, self._number(weight)))
+    @property
+    def needs_raw(self) -> bool:
+        return bool(self._away)
 
-    def end(self, a: Arithmetic, totals: list[Ciphertext | None], any_input: Ciphertext) -> list[Ciphertext]:
-        out = []
-        for row, total in enumerate(totals):
-            if total is None:
-                total = a.times_plain(a.lower(any_input, self.level), self._number(2 / self._factor))
-            total = a.rescale(total)
-            if self._bias is not None:
-                total = a.add_plain(total, np.full(self._context.parameters.slots, self._bias[row]))
-            out.append(total)
-        return out
+    def apply(self, a: Arithmetic, given: Iterator[tuple[Ciphertext, Blob | None]]) -> list[Ciphertext]:
+        """given: the operands one after the other, with their serialised form if they came in it."""
+        totals, last = self._here.begin(), None
+        for column, (x, raw) in enumerate(given):
+            if self._away:
+                data = raw if raw is not None else dump(a.lower(x, self._level))
+                for away in self._away:
+                    away.take(column, data)
+            self._here.take(a, totals, column, x)
+            last = x
+        for away in self._away:
+            totals += away.end(a.context)
+        return [self._finish(a, row, total, last) for row, total in enumerate(totals)]
 
-    def apply(self, a: Arithmetic, given: Sequence[Ciphertext]) -> list[Ciphertext]:
-        totals = self.begin()
-        for column, x in enumerate(given):
-            self.take(a, totals, column, x)
-        return self.end(a, totals, given[0])
-
-    def _number(self, value: float) -> Any:
-        plain = self._context.api.Plaintext()
-        self._context.encoder.encode(float(value), self._context.parms[self.level], self._factor, plain)
-        return plain
+    def _finish(self, a: Arithmetic, row: int, total: Ciphertext | None, any_input: Ciphertext) -> Ciphertext:
+        if total is None:
+            total = a.times_plain(a.lower(any_input, self._level), self._here.number(2 / self._factor))
+        total = a.rescale(total)
+        if self._bias is not None:
+            total = a.add_plain(total, np.full(self._context.parameters.slots, self._bias[row]))
+        return total
 
 
 # --- polynomials ---

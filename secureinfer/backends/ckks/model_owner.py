@@ -1,0 +1,276 @@
+"""The model owner's engine: it computes on ciphertexts that it cannot open, with weights that are encoded once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import ProgramFileError, SessionError, UnsafeError, WireError
+from ...graph.ir import Graph, Node
+from ...transport.base import Address
+from .arithmetic import Arithmetic, Ciphertext, Keys
+from .catalog import ciphertext_bytes, key_bytes
+from .common import STEP, CkksEngine, Common
+from .context import same_scale
+from .messages import INPUT, KEYS, KEYS_MAGIC, OUTPUT
+from .noise import PRIVACY, PRIVACY_MARGIN
+from .pool import Blob, Pool
+from .reading import Packing
+from .sealed import dump, is_secret_key, load
+from .server import Matrix, Polynomial, Privacy, SpreadMatrix
+
+KEY_NAMES = ("relinearisation keys", "Galois keys", "public key")
+
+
+class ModelOwnerEngine(CkksEngine):
+    """Its weights are encoded, here and in the processes that share the work, before the keys arrive."""
+
+    def __init__(self, common: Common, me: str, processes: int) -> None:
+        super().__init__(common)
+        program = common.program
+        if program.weights is None:
+            raise ProgramFileError(
+                "the model owner needs the program with its weights, and this is the public part"
+            )
+        self._arithmetic: Arithmetic | None = None
+        self._keys: Keys | None = None
+        self._encryptor: Any = None
+        self._pool = Pool(common.parameters, processes, me)
+        self._matrices: dict[str, Matrix | SpreadMatrix] = {}
+        self._polynomials: dict[str, Polynomial] = {}
+        self._encode()
+
+    def _encode(self) -> None:
+        c = self._common
+        context, p, weights = c.context, c.parameters, c.program.weights or {}
+        scales, late = {"inputs": p.scale}, bool(c.program.options.get("late_rescaling", False))
+        for node in c.program.graph.nodes:
+            level = node.attrs.get("level")
+            if node.op == "linear" and type(level) is int:
+                matrix = weights[node.inputs[1]].double().numpy()
+                bias = weights[node.inputs[2]].double().numpy() if len(node.inputs) > 2 else None
+                base = str(node.attrs["base"])
+                pool = self._pool
+                if c.packing.spread:
+                    self._matrices[node.name] = SpreadMatrix(
+                        context,
+                        matrix,
+                        bias,
+                        level,
+                        p.scale,
+                        scales[base],
+                        first=base == "inputs",
+                        pool=pool,
+                        serial=node.name,
+                    )
+                else:
+                    plan = c.packing.plans[node.name]
+                    self._matrices[node.name] = Matrix(
+                        context,
+                        plan,
+                        matrix,
+                        bias,
+                        level,
+                        p.scale,
+                        scales[base],
+                        late=late,
+                        pool=pool,
+                        serial=node.name,
+                    )
+            elif node.op == "polynomial" and type(level) is int:
+                coefficients = [float(v) for v in node.attrs["coefficients"]]
+                polynomial = Polynomial(coefficients, int(node.attrs["depth"]))
+                self._polynomials[node.name] = polynomial
+                scales[node.name] = polynomial.result_scale(context, level, p.scale)
+
+    def setup(self) -> None:
+        c, context = self._common, self._common.context
+        galois_count = len(c.packing.steps())
+        limit = key_bytes(c.parameters, galois_count, public=c.private)
+        names = KEY_NAMES if c.private else KEY_NAMES[:2]
+        frames = [c.link.receive(Address("setup", 0, 0, i), limit=limit) for i in range(len(names))]
+        heads = {bytes(f[: KEYS.size]) for f in frames}
+        parts = [f[KEYS.size :] for f in frames]
+        c.bind(list(parts))
+        if heads != {KEYS.pack(KEYS_MAGIC, c.context_id)}:
+            raise WireError(
+                f"{c.link.peer}: evaluation keys of another context or program",
+                public_detail="evaluation keys",
+            )
+        api = context.api
+        kinds = (api.RelinKeys, api.GaloisKeys, api.PublicKey)
+        loaded = []
+        for name, kind, part in zip(names, kinds, parts, strict=False):
+            loaded.append(self._load_key(kind(), part, name) if len(part) else None)
+        missing = [
+            s for s in c.packing.steps() if loaded[1] is None or not loaded[1].has_key(context.element(s))
+        ]
+        if missing:
+            raise WireError(
+                f"{c.link.peer}: {len(missing)} Galois keys of the plan are missing",
+                public_detail="Galois keys",
+            )
+        self._keys = Keys(*loaded)
+        self._arithmetic = Arithmetic(context, self._keys)
+        self._pool.keys(*parts[:2])
+        if c.private:
+            self._encryptor = api.Encryptor(context.context, self._keys.public)
+
+    def _load_key(self, key: Any, part: memoryview, name: str) -> Any:
+        c = self._common
+        if is_secret_key(c.context, part):
+            raise UnsafeError(
+                f"{c.link.peer} sent a secret key in place of {name}: whoever holds it reads every input. It was not used; "
+                "its owner must make a new one",
+                public_detail="a secret key was sent",
+            )
+        return load(key, c.context.context, part, name, c.link.peer)
+
+    def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> None:
+        c, a = self._common, self._arithmetic
+        if a is None:
+            raise SessionError("this engine is not set up, or closed")
+        self._burn(index)
+        self._times = {}
+        packing = c.packing
+        for group in range(packing.groups):
+            results = self._group(a, index, group)
+            if c.private:
+                self._hide(a, results, packing)
+            self._send(index, group, results)
+
+    def _receive(self, a: Arithmetic, index: int, ordinal: int, count: int) -> tuple[Ciphertext, memoryview]:
+        c = self._common
+        limit = ciphertext_bytes(c.parameters, c.parameters.levels, seeded=False)
+        frame = c.link.receive(Address("online", index, STEP, ordinal), limit=limit)
+        data = c.place(index, INPUT, ordinal, count).unpack(frame, c.link.peer)
+        x = load(a.context.new(), a.context.context, data, "an input", c.link.peer)
+        if (
+            x.size() != 2
+            or a.context.level(x) != c.parameters.levels
+            or not same_scale(x.scale, c.parameters.scale)
+        ):
+            raise WireError(
+                f"{c.link.peer}: an input of another size, level or scale", public_detail="an input"
+            )
+        return x, data
+
+    def _group(self, a: Arithmetic, index: int, group: int) -> list[Ciphertext]:
+        """The outputs of one sample, or of as many as there are slots."""
+        c = self._common
+        packing, graph = c.packing, c.program.graph
+        count, first = packing.groups * packing.sent, group * packing.sent
+        values: dict[str, list[Ciphertext]] = {}
+        inputs = _Inputs(lambda i: self._receive(a, index, first + i, count), packing.sent, _readers(graph))
+        for step in c.program.plan.steps[1:-1]:
+            start, node = time.perf_counter(), step.node
+            values[node.outputs[0]] = self._node(a, node, values, inputs)
+            self._times[step.index] = self._times.get(step.index, 0.0) + time.perf_counter() - start
+        return values[_output_edge(graph)]
+
+    def _node(
+        self, a: Arithmetic, node: Node, values: Mapping[str, list[Ciphertext]], inputs: _Inputs
+    ) -> list[Ciphertext]:
+        if node.op == "linear":
+            work = self._matrices[node.name]
+            from_inputs = node.attrs["base"] == "inputs"
+            if isinstance(work, SpreadMatrix):
+                return work.apply(
+                    a, iter(inputs) if from_inputs else ((x, None) for x in values[node.inputs[0]])
+                )
+            return work.apply(a, *inputs.all()) if from_inputs else work.apply(a, values[node.inputs[0]])
+        if node.op == "add":
+            left, right = (values[e] for e in node.inputs)
+            return [_sum(a, x, y) for x, y in zip(left, right, strict=True)]
+        if node.op == "polynomial":
+            return self._polynomials[node.name].apply(a, values[node.inputs[0]])
+        given = values.get(node.inputs[0], [])
+        if node.op == "avg_pool2d" and self._common.packing.spread:
+            return _window_sums(a, given, self._common.program.graph, node)
+        return given  # reshapes; and poolings over slots, which the matrix after them does
+
+    def _hide(self, a: Arithmetic, results: list[Ciphertext], packing: Packing) -> None:
+        options = self._common.program.options
+        noise = float(options["noise"]) * 2.0 ** (PRIVACY + PRIVACY_MARGIN)
+        head = self._common.parameters.first_bits - self._common.parameters.scale_bits
+        where = packing.outputs.where if packing.outputs is not None else None
+        slots = self._common.parameters.slots
+        kept = [np.ones(slots, dtype=bool)] * len(results) if where is None else [w >= 0 for w in where]
+        Privacy(noise, 2.0 ** (head - 3)).hide(a, self._encryptor, results, kept)
+
+    def _send(self, index: int, group: int, results: list[Ciphertext]) -> None:
+        c = self._common
+        count = c.packing.groups * c.packing.returned
+        step = len(c.program.plan.steps) - 1
+        start = time.perf_counter()
+        for i, x in enumerate(results):
+            ordinal = group * c.packing.returned + i
+            x.scale = c.parameters.scale
+            place = c.place(index, OUTPUT, ordinal, count)
+            c.link.send(Address("online", index, step, ordinal), place.pack(dump(x)))
+        self._times[step] = self._times.get(step, 0.0) + time.perf_counter() - start
+
+    def close(self) -> None:
+        self._arithmetic = self._keys = self._encryptor = None
+        self._matrices, self._polynomials = {}, {}
+        self._pool.close()
+
+
+class _Inputs:
+    """The ciphertexts of one group, as they arrive; kept if more than one matrix reads them."""
+
+    def __init__(
+        self, receive: Callable[[int], tuple[Ciphertext, memoryview]], count: int, readers: int
+    ) -> None:
+        self._receive = receive
+        self._count = count
+        self._readers = readers
+        self._kept: list[tuple[Ciphertext, memoryview]] = []
+
+    def __iter__(self) -> Iterator[tuple[Ciphertext, Blob | None]]:
+        if self._kept:
+            yield from self._kept
+            return
+        for i in range(self._count):
+            item = self._receive(i)
+            if self._readers > 1:
+                self._kept.append(item)
+            yield item
+
+    def all(self) -> tuple[list[Ciphertext], dict[int, Blob]]:
+        """All of them, and as they were serialised."""
+        self._kept = self._kept or [self._receive(i) for i in range(self._count)]
+        return [x for x, _ in self._kept], {i: data for i, (_, data) in enumerate(self._kept)}
+
+
+def _readers(graph: Graph) -> int:
+    return sum(n.op == "linear" and n.attrs.get("base") == "inputs" for n in graph.nodes)
+
+
+def _window_sums(a: Arithmetic, given: list[Ciphertext], graph: Graph, node: Node) -> list[Ciphertext]:
+    """Sum pooling of images whose values have a ciphertext each."""
+    _, channels, height, width = graph.edge(node.inputs[0]).shape
+    tall, wide = node.attrs["kernel_size"]
+    at = np.arange(channels * height * width).reshape(channels, height // tall, tall, width // wide, wide)
+    out = []
+    for window in at.transpose(0, 1, 3, 2, 4).reshape(-1, tall * wide).tolist():
+        total = given[window[0]]
+        for i in window[1:]:
+            total = a.add(total, given[i])
+        out.append(total)
+    return out
+
+
+def _sum(a: Arithmetic, x: Ciphertext, y: Ciphertext) -> Ciphertext:
+    level = min(a.context.level(x) or 0, a.context.level(y) or 0)
+    return a.add(a.lower(x, level), a.lower(y, level))
+
+
+def _output_edge(graph: Graph) -> str:
+    """The edge with all outputs: what the last matrix of the stage "outputs", or the last sum of such, gives."""
+    last = [n.outputs[0] for n in graph.nodes if n.op in ("linear", "add") and n.name.startswith("outputs.")]
+    return last[-1]
