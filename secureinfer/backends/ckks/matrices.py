@@ -63,6 +63,10 @@ class MatrixPlan:
     sums: tuple[tuple[int, int], ...] = ()
     whole: Layout | None = None
 
+    def turns(self, d: int) -> tuple[int, int]:
+        """Giant and baby step of an offset, modulo the slots: a whole turn is none."""
+        return _turns(d, self.babies, self.source.slots)
+
     @property
     def sum_steps(self) -> tuple[int, ...]:
         return tuple(i * step for count, step in self.sums for i in range(1, count))
@@ -70,12 +74,12 @@ class MatrixPlan:
     @property
     def baby_steps(self) -> tuple[tuple[int, ...], ...]:
         """For each source ciphertext, the rotations of it that are needed, without 0."""
-        return tuple(tuple(sorted({d % self.babies for d in o} - {0})) for o in self.offsets)
+        return tuple(tuple(sorted({self.turns(d)[1] for d in o} - {0})) for o in self.offsets)
 
     @property
     def giant_steps(self) -> tuple[int, ...]:
         """Rotations of the sums, without 0; in each target ciphertext."""
-        return tuple(sorted({d // self.babies * self.babies for o in self.offsets for d in o} - {0}))
+        return tuple(sorted({self.turns(d)[0] for o in self.offsets for d in o} - {0}))
 
     @property
     def fold_steps(self) -> tuple[int, ...]:
@@ -163,7 +167,11 @@ def diagonals(
     return found
 
 
-def split(offsets: Sequence[Sequence[int]], outs: int) -> int:
+def _turns(d: int, babies: int, slots: int) -> tuple[int, int]:
+    return d // babies * babies % slots, d % babies % slots
+
+
+def split(offsets: Sequence[Sequence[int]], outs: int, slots: int) -> int:
     """Baby steps (a power of two, or the whole range) that make the fewest rotations."""
     every = [d for o in offsets for d in o]
     if not every:
@@ -176,8 +184,8 @@ def split(offsets: Sequence[Sequence[int]], outs: int) -> int:
         candidates |= set(range(max(1, root // 2), 2 * root + 2))
 
     def cost(n: int) -> tuple[int, int]:
-        babies = sum(len({d % n for d in o} - {0}) for o in offsets)
-        giants = len({d // n * n for d in every} - {0})
+        babies = sum(len({_turns(d, n, slots)[1] for d in o} - {0}) for o in offsets)
+        giants = len({_turns(d, n, slots)[0] for d in every} - {0})
         return babies + outs * giants, giants
 
     return min(sorted(candidates), key=cost)
@@ -213,7 +221,7 @@ def make(
         return None
     tuples = tuple(tuple(o) for o in offsets)
     target = _folded(rows, stride, blocks, slots, outs, len(rows), grid=grid, block=block)
-    return MatrixPlan(source, target, rows, stride, blocks, tuples, split(tuples, outs))
+    return MatrixPlan(source, target, rows, stride, blocks, tuples, split(tuples, outs, slots))
 
 
 def pooled(source: Layout, window: tuple[int, int]) -> tuple[Layout, tuple[tuple[int, int], ...]] | None:

@@ -87,7 +87,7 @@ class Matrix:
 
 def _terms(plan: MatrixPlan, matrix: Vector, factor: float) -> list[Term]:
     """The diagonals that are not zero, each as it is encoded: rotated back by its giant step."""
-    slots, n = plan.source.slots, plan.babies
+    slots = plan.source.slots
     least = np.zeros(slots)
     least[0] = 2 / factor
     found = diagonals(plan, matrix)
@@ -97,11 +97,11 @@ def _terms(plan: MatrixPlan, matrix: Vector, factor: float) -> list[Term]:
             found[target, source, plan.offsets[source][0]] = least
     out = []
     for (target, i, d), vector in sorted(found.items(), key=lambda item: item[0]):
-        giant = d // n * n
+        giant, baby = plan.turns(d)
         shifted = np.roll(vector, giant)
         if np.abs(shifted).max() * factor < 1:  # would be encoded as zero
             shifted = np.where(shifted == 0, least, shifted)
-        out.append(Term(target, giant, i, d - giant, shifted))
+        out.append(Term(target, giant, i, baby, shifted))
     return out
 
 
