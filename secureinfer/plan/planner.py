@@ -72,13 +72,21 @@ class Plan:
         ]
         lines = ["  ".join(cells) for cells in aligned]
         rule = "-" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        fits = [_fit_line(step) for step in self.steps if step.fit is not None]
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *fits])
 
     @staticmethod
     def _row(step: Step, rounds: int, shown: Sequence[str]) -> tuple[str, ...]:
         details = [_figure(step.details[n]) if n in step.details else "" for n in shown]
         head = (str(step.index), step.node.path, step.node.op, step.kernel)
         return (*head, *details, *_costs(step.cost, rounds, shown))
+
+
+def _fit_line(step: Step) -> str:
+    fit = step.fit or {}
+    outside = f"{fit['outside']:,} values" if fit["outside"] else "no value"
+    where = f"fitted on ±{fit['range']:.4g} with an error of at most {fit['error']:.1e}"
+    return f"step {step.index}: {fit['kind']}, {where}; {outside} of the calibration outside"
 
 
 SUMMED = ("rotations", "products", "estimate_ms")

@@ -156,6 +156,16 @@ class Step:
         attrs = self.node.attrs
         return {n: attrs[n] for n in DETAILS if type(attrs.get(n)) in (int, float)}
 
+    @property
+    def fit(self) -> dict[str, Any] | None:
+        """Of a polynomial in an activation's place: what it stands for, on which range, how far off it is there at most, and
+        how many values of the calibration lay outside.
+        """
+        attrs = self.node.attrs
+        if self.node.op != "polynomial" or not attrs.get("range"):
+            return None
+        return {n: attrs.get(n) for n in ("kind", "range", "error", "outside")}
+
 
 Check = Callable[[Graph, Iterable[Step], Mapping[str, Any]], str | None]
 
