@@ -7,6 +7,7 @@ and scales can be tested on many shapes. It counts what it does.
 from __future__ import annotations
 
 import collections
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,28 @@ class Item:
         self.scale, self.parts = other.scale, other.parts
 
 
+@functools.cache
+def _embedding(slots: int) -> Vector:
+    """[slots, 2 * slots], real parts: slot j is a polynomial at the root to the power of 3^j."""
+    roots = np.array([pow(3, j, 4 * slots) for j in range(slots)])
+    return np.cos(np.pi / (2 * slots) * roots[:, None] * np.arange(2 * slots)[None, :])
+
+
+def coefficients(values: Vector) -> Vector:
+    """[2 * slots], of the real polynomial that has these values in its slots."""
+    found: Vector = values @ _embedding(len(values)) / len(values)
+    return found
+
+
+def beyond(values: Vector, limit: float) -> bool:
+    """Whether a coefficient is greater. None is greater than the slots' mean; one is than any part of their mean square."""
+    if np.abs(values).mean() <= limit:
+        return False
+    if (values**2).mean() > 2 * len(values) * limit**2:
+        return True
+    return bool(np.abs(coefficients(values)).max() > limit)
+
+
 class ClearContext:
     """In place of context.Context. first_bits bounds what the last modulus holds, as it does in SEAL."""
 
@@ -67,10 +90,10 @@ class ClearContext:
         return step % self.parameters.slots
 
     def encode(self, values: Any, level: int, scale: float, plain: Item | None = None) -> Item:
-        """The context's and the encoder's; to integers at that scale, as SEAL rounds."""
+        """The context's and the encoder's. Nothing is rounded, unless all of it is to zero."""
         full = np.broadcast_to(np.asarray(values, dtype=np.float64), (self.parameters.slots,))
         item = plain if plain is not None else Item()
-        if not np.any(np.abs(full) * scale >= 0.5):
+        if not beyond(full, 0.5 / scale):
             full = np.zeros_like(full)
         item.values, item.level, item.scale, item.parts = full.copy(), level, scale, 0
         return item
@@ -89,12 +112,11 @@ class Evaluator:
         self.calls: collections.Counter[str] = collections.Counter()
 
     def held(self, x: Item) -> Item:
-        """Raises if the modulus cannot hold the scale, or a coefficient: that is at most the slots' mean."""
+        """Raises if the modulus cannot hold the scale, or a coefficient."""
         bits = self.context.modulus_bits(x.level)
         if math.log2(x.scale) >= bits:
             raise SealError("scale out of bounds")
-        mean = float(np.mean(np.abs(x.values)))
-        if mean and math.log2(mean) + math.log2(x.scale) >= bits - 1:
+        if beyond(x.values, 2.0 ** (bits - 1 - math.log2(x.scale))):
             raise OverflowError("a value beyond the modulus: it would come out wrong")
         return x
 

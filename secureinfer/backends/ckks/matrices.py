@@ -150,6 +150,8 @@ def diagonals(
     """
     placement, slots = Placement(plan), plan.source.slots
     r, c = np.nonzero(matrix)
+    if not len(r):
+        return {}
     code = placement.code[r, c]
     if (code == NOTHING).any():
         raise ValueError("the matrix has entries where the plan has none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,22 +88,27 @@ class Matrix:
 
 def _terms(plan: MatrixPlan, matrix: Vector, factor: float) -> list[Term]:
     """The diagonals that are not zero, each as it is encoded: rotated back by its giant step."""
-    slots = plan.source.slots
-    least = np.zeros(slots)
-    least[0] = 2 / factor
     found = diagonals(plan, matrix)
     for target in range(plan.target.ciphertexts):
-        if not any(key[0] == target for key in found):  # nothing at all: SEAL refuses a product with zero
+        if not any(key[0] == target for key in found):  # nothing at all
             source = next(i for i, offsets in enumerate(plan.offsets) if offsets)
-            found[target, source, plan.offsets[source][0]] = least
+            found[target, source, plan.offsets[source][0]] = np.zeros(plan.source.slots)
     out = []
     for (target, i, d), vector in sorted(found.items(), key=lambda item: item[0]):
         giant, baby = plan.turns(d)
-        shifted = np.roll(vector, giant)
-        if np.abs(shifted).max() * factor < 1:  # would be encoded as zero
-            shifted = np.where(shifted == 0, least, shifted)
-        out.append(Term(target, giant, i, baby, shifted))
+        out.append(Term(target, giant, i, baby, _encodable(np.roll(vector, giant), factor)))
     return out
+
+
+def _encodable(vector: Vector, factor: float) -> Vector:
+    """The vector, or if it may be encoded as zero the nearest that is not: SEAL refuses a product with zero.
+
+    The squares of the N coefficients add up to the mean square of the slots (Parseval): all of them round to zero only where
+    that is below N / 4. One unit more in the constant coefficient is far below the noise.
+    """
+    if np.mean(vector**2) * factor**2 > len(vector) / 2:
+        return vector
+    return vector + math.copysign(1 / factor, float(vector.mean()))
 
 
 def _over(layout: Layout, values: Vector) -> Vector:
@@ -222,13 +228,7 @@ class Polynomial:
         half = 1 << (depth - 1)
         if depth == 1:
             slope = c[1] if len(c) > 1 else 0.0
-            if slope == 0.0:
-                return None
-            x = a.lower(powers[0], level + 1)
-            factor = scale * context.primes[level + 1] / x.scale
-            value = slope if abs(slope) * factor >= 1 else 2 / factor
-            out = a.rescale(a.times_plain(x, _everywhere(context, value, level + 1, factor)))
-            out.scale = scale
+            out = _multiple(a, powers[0], slope, level, scale) if slope else None
         else:
             low = self._evaluate(a, powers, c[:half], depth - 1, level, scale)
             high_c = c[half : 2 * half]
@@ -238,25 +238,29 @@ class Polynomial:
                 wanted = scale * context.primes[level + 1] / power.scale
                 high = self._evaluate(a, powers, high_c, depth - 1, level + 1, wanted)
                 if high is None:  # a constant times the power
-                    factor = scale * context.primes[level + 1] / power.scale
-                    product = a.rescale(
-                        a.times_plain(power, _everywhere(context, high_c[0], level + 1, factor))
-                    )
+                    product = _multiple(a, power, high_c[0], level, scale)
                 else:
                     if high_c[0]:
                         high = _plus(a, high, high_c[0])
                     product = a.times(high, power)
-                product.scale = scale
+                    product.scale = scale
                 out = product if low is None else a.add_to(low, product)
         if out is not None and depth == self._depth and c[0]:
             out = _plus(a, out, c[0])
         return out
 
 
-def _everywhere(context: Context, value: float, level: int, scale: float) -> Any:
+def _multiple(a: Arithmetic, x: Ciphertext, value: float, level: int, scale: float) -> Ciphertext:
+    """value · x, rescaled to that level and scale. SEAL refuses a product with zero: the least number is one unit."""
+    context = a.context
+    x = a.lower(x, level + 1)
+    factor = scale * context.primes[level + 1] / x.scale
+    given = value if abs(value) * factor >= 1 else math.copysign(1 / factor, value)
     plain = context.api.Plaintext()
-    context.encoder.encode(float(value), context.parms[level], scale, plain)
-    return plain
+    context.encoder.encode(given, context.parms[level + 1], factor, plain)
+    out = a.rescale(a.times_plain(x, plain))
+    out.scale = scale
+    return out
 
 
 def _plus(a: Arithmetic, x: Ciphertext, value: float) -> Ciphertext:
