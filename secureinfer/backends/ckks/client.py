@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import SessionError, WireError
-from .context import Context, same_scale
-from .sealed import dump, load
+from ...errors import SessionError
+from .context import Context
+from .sealed import dump, load_ciphertext
 
 
 class Client:
@@ -46,15 +46,11 @@ class Client:
         plain = self.context.encode(slots, p.levels, p.scale)
         return dump(self._encryptor.encrypt_symmetric(plain))
 
-    def decrypt(self, data: memoryview, scale: float, peer: str) -> npt.NDArray[np.float64]:
+    def decrypt(self, data: memoryview, peer: str) -> npt.NDArray[np.float64]:
         """[slots] values. Raises WireError, before anything is decrypted, for what is no result of this context."""
         if self._decryptor is None:
             raise SessionError("this engine is closed")
-        x = load(self.context.new(), self.context.context, data, "a result", peer)
-        if x.size() != 2 or self.context.level(x) != 0 or not same_scale(x.scale, scale):
-            raise WireError(
-                f"{peer}: a result of another size, level or scale than the plan's", public_detail="a result"
-            )
+        x = load_ciphertext(self.context, data, 0, "a result", peer)
         plain = self.context.api.Plaintext()
         self._decryptor.decrypt(x, plain)
         return np.array(self.context.encoder.decode_double(plain))

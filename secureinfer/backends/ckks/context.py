@@ -16,7 +16,8 @@ def seal() -> Any:
     except ImportError:
         raise SettingsError(
             "backend='ckks' needs TenSEAL, which is not installed; `pip install 'secureinfer[he]'` installs it, and "
-            "backend='mpc' works without"
+            "backend='mpc' works without",
+            public_detail="TenSEAL is not installed there; `pip install 'secureinfer[he]'` installs it",
         ) from None
     return api
 
@@ -80,7 +81,3 @@ def context_id(session_id: bytes, manifest_digest: str, keys: list[bytes | bytea
         h.update(len(part).to_bytes(8, "big"))
         h.update(part)
     return h.digest()
-
-
-def same_scale(came: float, expected: float) -> bool:
-    return bool(abs(came / expected - 1) < 1e-9) if expected else False

@@ -68,7 +68,7 @@ class DataOwnerEngine(CkksEngine):
             start = time.perf_counter()
             data = c.place(index, OUTPUT, ordinal, count).unpack(frame, c.link.peer)
             group, i = divmod(ordinal, packing.returned)
-            slots[i] = client.decrypt(data, c.parameters.scale, c.link.peer)
+            slots[i] = client.decrypt(data, c.link.peer)
             if i == packing.returned - 1:
                 if packing.outputs is not None:
                     out[group] = packing.outputs.unpack(slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,12 +16,11 @@ from ...transport.base import Address
 from .arithmetic import Arithmetic, Ciphertext, Keys
 from .catalog import ciphertext_bytes, key_bytes
 from .common import STEP, CkksEngine, Common
-from .context import same_scale
 from .messages import INPUT, KEYS, KEYS_MAGIC, OUTPUT
 from .noise import PRIVACY, PRIVACY_MARGIN
 from .pool import Blob, Pool
 from .reading import Packing
-from .sealed import dump, is_secret_key, load
+from .sealed import check_envelope, dump, holds_secret_key, load, load_ciphertext
 from .server import Matrix, Polynomial, Privacy, SpreadMatrix
 
 KEY_NAMES = ("relinearisation keys", "Galois keys", "public key")
@@ -101,34 +101,41 @@ class ModelOwnerEngine(CkksEngine):
                 f"{c.link.peer}: evaluation keys of another context or program",
                 public_detail="evaluation keys",
             )
-        api = context.api
+        api, peer = context.api, c.link.peer
         kinds = (api.RelinKeys, api.GaloisKeys, api.PublicKey)
-        loaded = []
-        for name, kind, part in zip(names, kinds, parts, strict=False):
-            loaded.append(self._load_key(kind(), part, name) if len(part) else None)
-        missing = [
-            s for s in c.packing.steps() if loaded[1] is None or not loaded[1].has_key(context.element(s))
-        ]
-        if missing:
-            raise WireError(
-                f"{c.link.peer}: {len(missing)} Galois keys of the plan are missing",
-                public_detail="Galois keys",
-            )
+        given = list(zip(names, kinds, parts, strict=False))
+        with _secret_keys_refused(c, dict(zip(names, parts, strict=True))):
+            for name, _, part in given:
+                if len(part):
+                    check_envelope(part, name, peer, most=limit)  # before any process unpacks it
+            self._pool.keys(*parts[:2])  # they load side by side with this process
+            loaded = [
+                load(kind(), context.context, part, name, peer) if len(part) else None
+                for name, kind, part in given
+            ]
+            self._check_keys(*loaded)
         self._keys = Keys(*loaded)
         self._arithmetic = Arithmetic(context, self._keys)
-        self._pool.keys(*parts[:2])
         if c.private:
             self._encryptor = api.Encryptor(context.context, self._keys.public)
 
-    def _load_key(self, key: Any, part: memoryview, name: str) -> Any:
-        c = self._common
-        if is_secret_key(c.context, part):
-            raise UnsafeError(
-                f"{c.link.peer} sent a secret key in place of {name}: whoever holds it reads every input. It was not used; "
-                "its owner must make a new one",
-                public_detail="a secret key was sent",
+    def _check_keys(self, relinearisation: Any, galois: Any, public: Any = None) -> None:
+        """Exactly those of the plan: others would take memory, and without one of them SEAL fails in the middle."""
+        context, steps, peer = self._common.context, self._common.packing.steps(), self._common.link.peer
+        if relinearisation is None or not relinearisation.has_key(2) or relinearisation.size() != 1:
+            raise WireError(f"{peer}: no relinearisation keys", public_detail="relinearisation keys")
+        missing = [s for s in steps if galois is None or not galois.has_key(context.element(s))]
+        if missing:
+            raise WireError(
+                f"{peer}: {len(missing)} Galois keys of the plan are missing", public_detail="Galois keys"
             )
-        return load(key, c.context.context, part, name, c.link.peer)
+        if galois is not None and galois.size() != len(steps):
+            raise WireError(
+                f"{peer}: {galois.size()} Galois keys, where the plan has {len(steps)} rotations",
+                public_detail="Galois keys",
+            )
+        if self._common.private and public is None:
+            raise WireError(f"{peer}: no public key", public_detail="public key")
 
     def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> None:
         c, a = self._common, self._arithmetic
@@ -148,15 +155,7 @@ class ModelOwnerEngine(CkksEngine):
         limit = ciphertext_bytes(c.parameters, c.parameters.levels, seeded=False)
         frame = c.link.receive(Address("online", index, STEP, ordinal), limit=limit)
         data = c.place(index, INPUT, ordinal, count).unpack(frame, c.link.peer)
-        x = load(a.context.new(), a.context.context, data, "an input", c.link.peer)
-        if (
-            x.size() != 2
-            or a.context.level(x) != c.parameters.levels
-            or not same_scale(x.scale, c.parameters.scale)
-        ):
-            raise WireError(
-                f"{c.link.peer}: an input of another size, level or scale", public_detail="an input"
-            )
+        x = load_ciphertext(a.context, data, c.parameters.levels, "an input", c.link.peer)
         return x, data
 
     def _group(self, a: Arithmetic, index: int, group: int) -> list[Ciphertext]:
@@ -218,6 +217,22 @@ class ModelOwnerEngine(CkksEngine):
         self._arithmetic = self._keys = self._encryptor = None
         self._matrices, self._polynomials = {}, {}
         self._pool.close()
+
+
+@contextlib.contextmanager
+def _secret_keys_refused(c: Common, parts: Mapping[str, memoryview]) -> Iterator[None]:
+    """Where keys cannot be used, say so if one of them is a secret key: whose it is must know."""
+    try:
+        yield
+    except WireError:
+        name = next((n for n, part in parts.items() if holds_secret_key(c.context, part)), None)
+        if name is None:
+            raise
+        raise UnsafeError(
+            f"{c.link.peer} sent a secret key in place of {name}: whoever holds it reads every input. It was not used; "
+            "its owner must make a new one",
+            public_detail="a secret key was sent",
+        ) from None
 
 
 class _Inputs:
