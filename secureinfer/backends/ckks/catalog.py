@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import SettingsError
-from ...graph.ir import Graph, Visibility
-from ...plan.spec import Cost, KernelSpec, Registry, Step, StepContext
+from ...graph.ir import MODEL_OWNER, Graph, Node, Visibility
+from ...plan.spec import Cost, KernelSpec, Registry, Step, StepContext, step_context
 from ...transport.base import HEADER_BYTES, ONLINE_BEGIN_HEADERS
+from .limits import MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATIONS
 from .messages import HEADER, KEYS
 from .params import Parameters, from_options
 
@@ -99,14 +100,103 @@ _PACKING = "Gazelle, USENIX Security 2018, section 4; Halevi and Shoup, CRYPTO 2
 
 
 def check(graph: Graph, steps: Iterable[Step], options: Mapping[str, Any]) -> str | None:
-    """Why a program from a file cannot run: parameters below 128 bits (rule K1), or sizes beyond reason."""
+    """Why a program from a file cannot run: parameters below 128 bits (rule K1), sizes beyond reason, settings or
+    attributes that compiling never writes, costs that are not those of the steps. What stands in which slot is checked
+    with the constants: see reading.py.
+    """
     try:
-        from_options(options)
+        p = from_options(options)
     except SettingsError as error:
         return str(error)
+    return (
+        _wrong_option(p, options)
+        or _wrong_party(graph)
+        or next((reason for node in graph.nodes if (reason := _wrong_node(p, node))), None)
+        or _wrong_count(graph)
+        or _wrong_cost(graph, steps, options)
+    )
+
+
+def _number(value: Any, most: float = 1e300) -> bool:
+    return type(value) in (int, float) and 0 <= value <= most
+
+
+def _integer(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _wrong_option(p: Parameters, options: Mapping[str, Any]) -> str | None:
     if options.get("layout") not in ("slots", "batch"):
         return "it has no layout"
+    if type(options.get("late_rescaling")) is not bool or not _number(options.get("noise"), 1.0):
+        return "it does not say how it rescales, or what noise that makes"
+    if options.get("circuit_privacy", 0) not in (0, 40) or type(options.get("circuit_privacy", 0)) is not int:
+        return "its circuit_privacy is neither 0 nor 40"
+    keys = options.get("galois_keys")
+    if not _integer(keys, 0, MOST_ROTATIONS) or not _integer(options.get("returned"), 1, 1 << 40):
+        return f"it says neither how many Galois keys it takes, up to {MOST_ROTATIONS}, nor what comes back"
+    size = key_bytes(p, int(options["galois_keys"]), public=True)
+    if size > MOST_KEY_BYTES:
+        return f"its keys take {size} bytes; at most {MOST_KEY_BYTES} are possible"
     return None
+
+
+def _wrong_party(graph: Graph) -> str | None:
+    if len(graph.owners()) != 1:
+        return "it has several data owners: the secret key of one would open the inputs of all"
+    if MODEL_OWNER in graph.reveal_to:
+        return "it shows what is decrypted to the model owner"
+    for name in graph.inputs:
+        edge = graph.edge(name)
+        if edge.dtype != "float32" or edge.bound is None or not edge.bound > 0:
+            return f"input {name} is not a real number within a bound"
+    return None
+
+
+def _wrong_node(p: Parameters, node: Node) -> str | None:
+    attrs = node.attrs
+    if node.op == "reshape" and "low" in attrs and (type(attrs["low"]) not in (int, float) or attrs["low"]):
+        return f"the least value of {node.name} is not 0"
+    if node.op not in ("linear", "polynomial"):
+        return None
+    counts = ("ciphertexts", "results", "products", "rotations") if node.op == "linear" else ("ciphertexts",)
+    if not _number(attrs.get("estimate_ms")) or not all(_integer(attrs.get(c), 0, 1 << 40) for c in counts):
+        return f"the cost of {node.name} is none"
+    if node.op == "linear":
+        level = _integer(attrs.get("level"), 1, p.levels)
+        return (
+            None if level and isinstance(attrs.get("base"), str) else f"{node.name} has no level or no base"
+        )
+    depth, coefficients = attrs.get("depth"), attrs.get("coefficients")
+    if not _integer(depth, 1, p.levels) or not _integer(attrs.get("level"), 0, p.levels):
+        return f"{node.name} has no level or no depth"
+    if not isinstance(coefficients, list) or not 2 <= len(coefficients) <= 1 + (1 << int(attrs["depth"])):
+        return f"{node.name} has another degree than depth"
+    if not all(type(c) in (int, float) and abs(c) < 1e300 for c in coefficients):
+        return f"{node.name} has coefficients that are no numbers"
+    if not all(_number(attrs.get(name)) for name in ("error", "range", "outside", "radius")):
+        return f"{node.name} does not say how good it is"
+    return None
+
+
+def _wrong_count(graph: Graph) -> str | None:
+    matrices = sum(n.op == "linear" for n in graph.nodes)
+    return (
+        None
+        if 0 < matrices <= MOST_MATRICES
+        else f"it has {matrices} matrices; 1 to {MOST_MATRICES} are possible"
+    )
+
+
+def _wrong_cost(graph: Graph, steps: Iterable[Step], options: Mapping[str, Any]) -> str | None:
+    """The plan is what a data owner decides by."""
+    counted = 0
+    for step in steps:
+        cost = CATALOG.specs[step.kernel].cost(step_context(graph, step.node, 2, options))
+        if cost != step.cost:
+            return f"step {step.index} has another cost than its plan says"
+        counted += step.node.op == "linear" and cost.bytes > 0
+    return None if counted else "its plan counts no input"
 
 
 CATALOG = Registry(

@@ -23,9 +23,10 @@ class Common:
         self.parameters = from_options(program.options)
         try:
             self.packing = Packing(program.graph, program.constants, program.options, self.parameters)
-        except (BadPlan, ValueError) as error:
+        except Exception as error:  # whatever odd constants make a layout stumble
+            reason = str(error) if isinstance(error, BadPlan) else f"it does not fit ({type(error).__name__})"
             raise ProgramFileError(
-                f"this program is not what compiling gives: {error}; compile the model again",
+                f"this program is not what compiling gives: {reason}; compile the model again",
                 public_detail="packing",
             ) from None
         self.private = bool(program.options.get("circuit_privacy", 0))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import CompileError, SettingsError
-from ...graph.ir import Graph
+from ...graph.ir import MODEL_OWNER, Graph
 from ...graph.ops import run_reference
 from ...graph.structure import flatten_inputs
 from .found import Source
@@ -52,6 +52,11 @@ def compile_model(
     if len(owners) > 1:
         raise SettingsError(
             "CKKS has one data owner: its one secret key would open the inputs of all; use backend='mpc'"
+        )
+    if MODEL_OWNER in graph.reveal_to:
+        raise SettingsError(
+            "reveal_to names the model owner: CKKS decrypts at the data owner, and what is decrypted stays there; use "
+            "backend='mpc'"
         )
     example = flatten_inputs(graph.input_spec, args, kwargs)
     calls = [example, *(flatten_inputs(graph.input_spec, a, k) for a, k in calibration)]

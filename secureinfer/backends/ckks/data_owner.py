@@ -60,7 +60,7 @@ class DataOwnerEngine(CkksEngine):
         c, packing = self._common, self._common.packing
         count = packing.groups * packing.returned
         limit = ciphertext_bytes(c.parameters, 0, seeded=False)
-        slots = np.empty((packing.returned, c.parameters.slots))
+        slots = np.empty((packing.returned if packing.outputs is not None else 0, c.parameters.slots))
         out = np.empty((packing.batch, packing.rows))
         spent = 0.0
         for ordinal in range(count):
@@ -68,14 +68,15 @@ class DataOwnerEngine(CkksEngine):
             start = time.perf_counter()
             data = c.place(index, OUTPUT, ordinal, count).unpack(frame, c.link.peer)
             group, i = divmod(ordinal, packing.returned)
-            slots[i] = client.decrypt(data, c.link.peer)
-            if i == packing.returned - 1:
-                if packing.outputs is not None:
+            values = client.decrypt(data, c.link.peer)
+            if packing.outputs is None:
+                first = group * c.parameters.slots
+                size = min(c.parameters.slots, packing.batch - first)
+                out[first : first + size, i] = values[:size]
+            else:
+                slots[i] = values
+                if i == packing.returned - 1:
                     out[group] = packing.outputs.unpack(slots)
-                else:
-                    first = group * c.parameters.slots
-                    size = min(c.parameters.slots, packing.batch - first)
-                    out[first : first + size] = slots[:, :size].T
             spent += time.perf_counter() - start
         self._times[step] = spent
         return out

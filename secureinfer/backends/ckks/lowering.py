@@ -18,7 +18,9 @@ from ...errors import SettingsError, UnsupportedModelError, UnsupportedNode
 from ...graph.ir import Graph
 from ...graph.ranges import power_of_two
 from .affine import INPUTS, Stages, run_stages, to_stages
+from .catalog import key_bytes
 from .found import Found, Source
+from .limits import MOST_CIPHERTEXTS, MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATIONS, MOST_SLOTS, MOST_SPREAD
 from .noise import PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, predicted_error
 from .params import LEAST_SCALE, MOST_BITS, Parameters, check, fitted
 from .schedule import Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
@@ -31,8 +33,6 @@ DEGREES = (7, 3, 2)
 """Greatest degrees of activations that are tried, until the levels fit."""
 LEAST_DEFAULT_SCALE = 26
 GREATEST_SCALE = {1: 40, 2: 80}
-MOST_SPREAD = 1 << 14
-"""Values of a sample, a ciphertext each, where every sample has a slot."""
 LEAST_VALUE = 2.0**-10
 
 
@@ -135,6 +135,8 @@ class _Search:
                 "lower degree (si.Approximate, or squares), or backend='mpc'"
             )
         schedule = self._schedule(stages, parameters)
+        if (reason := self._too_much(stages, parameters, schedule)) is not None:
+            return reason
         early = predicted_error(stages, hard, parameters, schedule, early=True)
         late = early * self.flooding > self.target
         error = predicted_error(stages, hard, parameters, schedule, early=False) if late else early
@@ -144,6 +146,32 @@ class _Search:
                 f"{parameters.scale_bits} bits); a smaller range of inputs, or of activations, makes less"
             )
         return Found(stages, parameters, schedule, error, late)
+
+    def _too_much(self, stages: Stages, parameters: Parameters, schedule: Schedule | None) -> str | None:
+        """Why no party would run it: see limits.py."""
+        if sum(len(s.parts) for s in stages.stages) > MOST_MATRICES:
+            return f"it has more than {MOST_MATRICES} matrices"
+        if schedule is None:
+            wide = max(stages.sizes[INPUTS], stages.stages[-1].rows)
+            return (
+                f"{wide} values with a ciphertext each; {MOST_SPREAD} are possible"
+                if wide > MOST_SPREAD
+                else None
+            )
+        keys = len(schedule.steps())
+        size = key_bytes(parameters, keys, public=True)
+        if keys > MOST_ROTATIONS or size > MOST_KEY_BYTES:
+            return (
+                f"it takes {keys} rotations, and {size / 1e9:.3g} GB of keys for them; {MOST_ROTATIONS} and "
+                f"{MOST_KEY_BYTES / 1e9:.3g} GB are possible. Take fewer or narrower layers"
+            )
+        targets = [p.plan.target.ciphertexts for s in schedule.stages for p in s.parts]
+        if (
+            max(schedule.inputs.ciphertexts, *targets) > MOST_CIPHERTEXTS
+            or sum(targets) * parameters.slots > MOST_SLOTS
+        ):
+            return f"its values take more ciphertexts than are possible ({MOST_CIPHERTEXTS} a layer)"
+        return None
 
     def _parameters(self, degree: int, levels: int, head: int) -> Parameters | None:
         """An expert's, or the greatest scale that fits: it costs no time."""

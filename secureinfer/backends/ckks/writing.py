@@ -110,7 +110,9 @@ class _Writer:
         return name
 
     def _constant(self, name: str, array: npt.NDArray[np.int64]) -> str:
-        self.constants[name] = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+        self.constants[name] = torch.from_numpy(
+            np.array(array, dtype=np.int64, order="C")
+        )  # plans share rows
         self.edges[name] = Edge(name, tuple(array.shape), "int64", Visibility.PUBLIC)
         return name
 
