@@ -140,8 +140,14 @@ class DataOwnerSession:
         """
         times: dict[int, float] = {}
         with self._indices.take() as index, self._statistics.run("online", index, times):
-            self._model_owner.send(Address("online", index, 0, 0), _EMPTY)
-            outputs = self._engine.run(index, inputs) or {}
+            try:
+                self._model_owner.send(Address("online", index, 0, 0), _EMPTY)
+                outputs = self._engine.run(index, inputs) or {}
+            except PeerError as error:
+                # It may have gone while this party was sending: what it said before is still to be read.
+                if error.peer == self._model_owner.peer:
+                    self._model_owner.receive_any(REASON_SECONDS, limit=0)
+                raise
             times.update(self._engine.step_times())
         return index, outputs
 

@@ -69,8 +69,9 @@ class MemoryLink(FramedLink):
     def _put(self, header: bytes, payload: memoryview) -> None:
         frame = [header, bytes(payload)] if len(payload) else [header]
         if not self._out.put(frame, time.monotonic() + self.deadline):
-            reason = "closed the link" if self._out.closed else f"took no data for {self.deadline:g} s"
-            raise self.fail(PeerError(self.peer, reason))
+            if self._out.closed:  # what the peer sent before can still be received: this link has not failed
+                raise PeerError(self.peer, "closed the link")
+            raise self.fail(PeerError(self.peer, f"took no data for {self.deadline:g} s"))
 
     def _next_chunk(self, deadline: float | None) -> Buffer:
         if self._failure is not None:

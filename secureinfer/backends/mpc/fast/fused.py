@@ -54,7 +54,7 @@ class Compiler:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._work, name="fuse", daemon=True)
                     self._thread.start()
-        fused = self._ready[key]
+        fused = self._ready[key] if known else None
         return step(*args) if fused is None else fused(*args)
 
     def wait(self, timeout: float) -> bool:
