@@ -27,7 +27,8 @@ BILINEAR = frozenset(("mul", "matmul", "div", "linear", "convolution"))
 MOST_ELEMENTS = 1 << 27
 MOST_POWER = 63
 CHUNK = 1 << 23
-ROUNDING = 1e-9
+ROUNDING = 1e-12
+"""Of an entry, relative to the greatest of its matrix: what is less is what was added and taken away again."""
 
 HINTS = {
     "max_pool2d": "CKKS has no comparison; use average pooling",
@@ -51,12 +52,13 @@ class Affine:
 
 @dataclass
 class Stage:
-    """One activation, product or output: values = the affine maps, and what is done with them.
+    """One activation or the output: values = the affine maps, and what is done with them.
 
-    parts: (base, matrix [m, n]) pairs; where a window is not (1, 1), of the base's images summed over such windows.
-    kind: "polynomial", "product" (of the first half of the rows with the second) or "output". coefficients: ascending,
-    of a polynomial. seen: greatest |value| among the calibration's. image: channels, height and width of the rows, if
-    they are images.
+    parts: (base, matrix [m, n]) pairs; where a window is not (1, 1), of the base's images summed over such windows. shapes:
+    of each base's images, if it is such.
+    kind: "polynomial" or "output". coefficients: ascending, of a polynomial. image: channels, height and width of the rows,
+    if they are images. generic: the same matrices of other weights, until masks (where they may have an entry) and windows
+    are taken from them. outside: values of the calibration beyond the fit's range.
     """
 
     name: str
@@ -69,13 +71,29 @@ class Stage:
     fit: Fit | None = None
     image: tuple[int, int, int] | None = None
     source_image: tuple[int, int, int] | None = None
+    generic: list[torch.Tensor] = field(default_factory=list)
     masks: list[torch.Tensor] = field(default_factory=list)
     windows: list[tuple[int, int]] = field(default_factory=list)
+    shapes: list[tuple[int, int, int] | None] = field(default_factory=list)
     outside: int = 0
 
     @property
     def rows(self) -> int:
         return int(self.bias.shape[0])
+
+    def without_window(self, i: int) -> None:
+        """Make a matrix on sums one on the images themselves, for a layout on which rotations do not sum windows."""
+        tall, wide = self.windows[i]
+        c, h, w = self.shapes[i] or (1, tall, wide)
+        h, w = h // tall, w // wide
+
+        def spread(m: torch.Tensor) -> torch.Tensor:
+            each = m.reshape(-1, c, h, 1, w, 1).expand(-1, c, h, tall, w, wide)
+            return each.reshape(m.shape[0], -1).contiguous()
+
+        self.parts[i] = (self.parts[i][0], spread(self.parts[i][1]))
+        self.masks[i] = spread(self.masks[i])
+        self.windows[i] = (1, 1)
 
 
 @dataclass
@@ -119,17 +137,15 @@ class _Stager:
         self.values: dict[str, torch.Tensor] = {
             n: (t.double() if t.is_floating_point() else t) for n, t in known.items()
         }
-        # Where an entry of a matrix can be other than zero: the same maps of positive weights.
-        self.shapes: dict[str, torch.Tensor] = {
-            n: (
-                torch.rand_like(t.double()) + 0.5
-                if t.is_floating_point() and n in graph.weights
-                else self.values[n]
-            )
-            for n, t in known.items()
+        # The same maps with other weights, drawn at random: where they have an entry, and which of their columns are
+        # equal, is what layouts may depend on. They are public, and say nothing of the weights (rule R6).
+        self.generator = torch.Generator().manual_seed(0)
+        self.private = set(graph.weights)
+        self.others: dict[str, torch.Tensor] = {
+            n: self._other(t) if n in self.private else self.values[n] for n, t in known.items()
         }
         self.affine: dict[str, Affine] = {}
-        self.masks: dict[str, Affine] = {}
+        self.generic: dict[str, Affine] = {}
         self.base_values: dict[str, torch.Tensor] = {INPUTS: samples}
         self.sizes: dict[str, int] = {INPUTS: samples.shape[1]}
         self.stages: list[Stage] = []
@@ -142,7 +158,9 @@ class _Stager:
             edge = self.graph.edge(name)
             columns = torch.zeros(1 + total, edge.numel, dtype=torch.float64)
             columns[1 + at : 1 + at + edge.numel] = torch.eye(edge.numel, dtype=torch.float64)
-            self.affine[name] = self.masks[name] = Affine((INPUTS,), columns.reshape(1 + total, *edge.shape))
+            self.affine[name] = self.generic[name] = Affine(
+                (INPUTS,), columns.reshape(1 + total, *edge.shape)
+            )
             at += edge.numel
         for node in self.graph.nodes:
             self._node(node)
@@ -172,41 +190,63 @@ class _Stager:
         self.values[out] = evaluate_op(
             node.op, node.attrs, [self.values[e] for e in node.inputs], torch.float64
         )
-        self.shapes[out] = self.values[out]
-        if self.values[out].is_floating_point():
-            self.shapes[out] = self.values[out].abs() + 0.5
+        self.others[out] = self.values[out]
+        if not self.private.isdisjoint(node.inputs):
+            self.private.add(out)
+            self.others[out] = self._other(self.values[out])
+            if node.op in LINEAR:  # where it is zero whatever the weights are is kept
+                given = [self.others[e] for e in node.inputs]
+                self.others[out] = evaluate_op(node.op, node.attrs, given, torch.float64)
         return None
+
+    def _other(self, weight: torch.Tensor) -> torch.Tensor:
+        """Random values, none of them zero, in the shape of a weight."""
+        if weight.is_floating_point():
+            return torch.rand(weight.shape, generator=self.generator, dtype=torch.float64) + 0.5
+        if weight.dtype == torch.int8:
+            return torch.randint(1, 127, weight.shape, generator=self.generator, dtype=torch.int8)
+        return weight
 
     def _dependent(self, node: Node, secret: list[str]) -> str | None:
         if "reason" in node.attrs:
             return str(node.attrs["reason"])
         op = node.op
-        if op == "polynomial":
-            return self._polynomial(node)
-        if op in KINDS or (op == "gelu" and node.attrs.get("approximate") == "tanh"):
-            return self._activation(node)
-        if op == "pow":
-            return self._power(node)
-        if op == "mul" and len(secret) == 2:
-            return self._product(node)
+        n = self.graph.edge(node.outputs[0]).numel
+        ends = self._ends(node, secret)
+        if ends is not None:
+            return _too_wide(n, n) or ends(node)
         if op not in LINEAR or (op == "div" and node.inputs[1] in self.affine):
             return HINTS.get(op, "CKKS computes sums and products alone, and no kernel approximates this")
         if op in BILINEAR and len(secret) > 1:
             return "a product of two secret values, element by element, is all that CKKS does with two"
-        numel = self.graph.edge(node.outputs[0]).numel
-        columns = 1 + sum(self.sizes[b] for b in self._bases(secret))
-        if numel * columns > MOST_ELEMENTS:
-            return (
-                f"too wide for CKKS: {numel:,} values that each may depend on {columns - 1:,}; at most "
-                f"{MOST_ELEMENTS:,} pairs fit. Take smaller images or fewer channels, or backend='mpc'"
-            )
-        shape = self._apply(node, self.masks, self.shapes)
-        mask = (shape.columns.abs() > ROUNDING).double()
+        wide = _too_wide(n, sum(self.sizes[b] for b in self._bases(secret)))
+        if wide is not None:
+            return wide
         found = self._apply(node, self.affine, self.values)
-        found.columns[1:] *= mask[1:]  # a bias that was added and subtracted leaves its rounding
-        self.affine[node.outputs[0]] = found
-        self.masks[node.outputs[0]] = Affine(shape.bases, mask)
+        generic = self._apply(node, self.generic, self.others)
+        sizes = generic.columns[1:].abs()
+        rounded = sizes <= ROUNDING * sizes.amax()
+        for columns in (found.columns, generic.columns):
+            columns[1:].masked_fill_(rounded, 0.0)
+        if bool(generic.columns[1:].any()):
+            self.affine[node.outputs[0]], self.generic[node.outputs[0]] = found, generic
+        else:
+            self._constant(node, found.columns[0])
         return None
+
+    def _ends(self, node: Node, secret: Sequence[str]) -> Callable[[Node], str | None] | None:
+        """What makes a stage of the node, or None if it is linear or nothing that CKKS computes."""
+        if node.op in ("polynomial", "pow"):
+            return self._polynomial if node.op == "polynomial" else self._power
+        if node.op in KINDS or (node.op == "gelu" and node.attrs.get("approximate") == "tanh"):
+            return self._activation
+        return self._product if node.op == "mul" and len(secret) == 2 else None
+
+    def _constant(self, node: Node, value: torch.Tensor) -> None:
+        """What turned out not to depend on the inputs."""
+        out = node.outputs[0]
+        self.private.add(out)
+        self.values[out], self.others[out] = value, self._other(value)
 
     def _bases(self, edges: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b for e in edges for b in self.affine[e].bases))
@@ -253,18 +293,18 @@ class _Stager:
     # --- what ends a stage ---
 
     def _matrix(self, edge: str) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor, list[torch.Tensor]]:
-        affine, mask = self.affine[edge], self.masks[edge]
+        """By base the matrix and the generic one, and the constant part."""
+        affine = self.affine[edge]
         flat = affine.columns.reshape(affine.columns.shape[0], -1)
-        shape = self._aligned(self.masks, edge, affine.bases) if mask.bases != affine.bases else mask.columns
-        flat_mask = shape.reshape(flat.shape[0], -1) != 0
-        parts, masks, at = [], [], 1
+        other = self.generic[edge].columns.reshape(flat.shape)
+        parts, generic, at = [], [], 1
         for base in affine.bases:
             n = self.sizes[base]
-            if bool(flat_mask[at : at + n].any()):
+            if bool((other[at : at + n] != 0).any()):
                 parts.append((base, flat[at : at + n].T.contiguous()))
-                masks.append(flat_mask[at : at + n].T.contiguous())
+                generic.append(other[at : at + n].T.contiguous())
             at += n
-        return parts, flat[0].clone(), masks
+        return parts, flat[0].clone(), generic
 
     def _evaluate(self, parts: Sequence[tuple[str, torch.Tensor]], bias: torch.Tensor) -> torch.Tensor:
         """[samples, rows]."""
@@ -284,22 +324,24 @@ class _Stager:
 
     def _new_base(self, node: Node, stage: Stage, result: torch.Tensor, scale: float, offset: float) -> None:
         """The node's output is scale * base + offset. result: [samples, rows] of the base."""
-        name, out = stage.name, node.outputs[0]
-        self.stages.append(stage)
-        self.base_values[name] = result
-        n = self.sizes[name] = result.shape[1]
+        name, out, n = stage.name, node.outputs[0], result.shape[1]
+        self._base(stage, result)
         shape = self.graph.edge(out).shape
         columns = torch.cat(
             [torch.full((1, n), offset, dtype=torch.float64), scale * torch.eye(n, dtype=torch.float64)]
         )
         self.affine[out] = Affine((name,), columns.reshape(1 + n, *shape))
-        self.masks[out] = Affine((name,), (columns != 0).double().reshape(1 + n, *shape))
+        self.generic[out] = Affine((name,), (columns != 0).double().reshape(1 + n, *shape))
+
+    def _base(self, stage: Stage, result: torch.Tensor) -> None:
+        self.stages.append(stage)
+        self.base_values[stage.name], self.sizes[stage.name] = result, result.shape[1]
 
     def _stage(
         self, node: Node, kind: str, coefficients: tuple[float, ...], label: str, fit: Fit | None
     ) -> None:
         """A polynomial sum c_i (x / radius)^i of the node's operand; radius 1 where there is no fit."""
-        parts, bias, masks = self._matrix(node.inputs[0])
+        parts, bias, generic = self._matrix(node.inputs[0])
         radius = fit.radius if fit is not None else 1.0
         c = [*coefficients]
         while len(c) > 1 and c[-1] == 0:
@@ -326,7 +368,7 @@ class _Stager:
                 fit,
                 image,
                 of_input,
-                masks,
+                generic,
                 outside=outside,
             )
             self._new_base(node, stage, self._evaluate(parts, bias) ** 2, scale, offset)
@@ -346,7 +388,7 @@ class _Stager:
             fit,
             image,
             of_input,
-            masks,
+            generic,
             outside=outside,
         )
         t = self._evaluate(parts, bias)
@@ -357,11 +399,15 @@ class _Stager:
 
     def _linear(self, node: Node, c: list[float], radius: float) -> None:
         """A polynomial of degree one is no stage of its own."""
-        affine, slope = self.affine[node.inputs[0]], (c[1] if len(c) > 1 else 0.0) / radius
-        columns = slope * affine.columns
+        affine = self.affine[node.inputs[0]]
+        if len(c) < 2:
+            self._constant(node, torch.full(affine.columns.shape[1:], c[0], dtype=torch.float64))
+            return
+        columns = c[1] / radius * affine.columns
         columns[0] += c[0]
         self.affine[node.outputs[0]] = Affine(affine.bases, columns)
-        self.masks[node.outputs[0]] = self.masks[node.inputs[0]]
+        other = self._other(torch.ones(1))  # the slope is of the weights and the calibration
+        self.generic[node.outputs[0]] = Affine(affine.bases, other * self.generic[node.inputs[0]].columns)
 
     def _polynomial(self, node: Node) -> str | None:
         a = node.attrs
@@ -387,25 +433,40 @@ class _Stager:
             return f"a power of {exponent}: CKKS takes whole exponents from 1 to {MOST_POWER}"
         n = int(exponent)
         if n == 1:
-            self.affine[node.outputs[0]], self.masks[node.outputs[0]] = (
-                self.affine[node.inputs[0]],
-                self.masks[node.inputs[0]],
-            )
+            self.affine[node.outputs[0]] = self.affine[node.inputs[0]]
+            self.generic[node.outputs[0]] = self.generic[node.inputs[0]]
             return None
         self._stage(node, "polynomial", (*[0.0] * n, 1.0), f"power {n}", None)
         return None
 
     def _product(self, node: Node) -> str | None:
+        """a · b = ((a + b) / 2)² - ((a - b) / 2)²: a product is one square of twice the values, at the same level."""
         a, b = node.inputs
         if a == b:
             self._stage(node, "polynomial", (0.0, 0.0, 1.0), "square", None)
             return None
-        return "a product of two different secret values is not built yet; a square, or a power, is"
+        out, halves = node.outputs[0], f"{node.name}.halves"
+        bases, shape = self._bases((a, b)), self.graph.edge(out).shape
+        for table in (self.affine, self.generic):
+            x, y = (_broadcast(self._aligned(table, e, bases), shape) for e in (a, b))
+            table[halves] = Affine(bases, torch.stack([x + y, x - y], 1) / 2)
+        parts, bias, generic = self._matrix(halves)
+        n, image = len(bias) // 2, self._image(out)
+        pair = None if image is None else (2 * image[0], *image[1:])
+        stage = Stage(
+            node.name, "polynomial", parts, bias, node.path, (0.0, 0.0, 1.0), "product", None, pair, self._input_image(),
+            generic,
+        )  # fmt: skip
+        self._base(stage, self._evaluate(parts, bias) ** 2)
+        one = torch.eye(n, dtype=torch.float64)
+        columns = torch.cat([torch.zeros(1, n, dtype=torch.float64), one, -one]).reshape(1 + 2 * n, *shape)
+        self.affine[out] = self.generic[out] = Affine((stage.name,), columns)
+        return None
 
     def _finish(self) -> Stages:
         outputs, at = [], 0
         parts: dict[str, torch.Tensor] = {}
-        masks: dict[str, torch.Tensor] = {}
+        others: dict[str, torch.Tensor] = {}
         biases = []
         flats = []
         for edge in self.graph.outputs:
@@ -415,15 +476,17 @@ class _Stager:
                 )
             flats.append((edge, *self._matrix(edge)))
         total = sum(len(bias) for _, _, bias, _ in flats)
-        for edge, given, bias, given_masks in flats:
-            for (base, matrix), mask in zip(given, given_masks, strict=True):
-                whole = parts.setdefault(base, torch.zeros(total, matrix.shape[1], dtype=torch.float64))
-                whole_mask = masks.setdefault(base, torch.zeros(total, matrix.shape[1], dtype=torch.bool))
-                whole[at : at + len(bias)], whole_mask[at : at + len(bias)] = matrix, mask
+        for edge, given, bias, generic in flats:
+            for (base, matrix), other in zip(given, generic, strict=True):
+                for table, rows in ((parts, matrix), (others, other)):
+                    whole = table.setdefault(base, torch.zeros(total, rows.shape[1], dtype=torch.float64))
+                    whole[at : at + len(bias)] = rows
             biases.append(bias)
             outputs.append((edge, at, len(bias)))
             at += len(bias)
-        last = Stage("outputs", "output", list(parts.items()), torch.cat(biases), masks=list(masks.values()))
+        last = Stage(
+            "outputs", "output", list(parts.items()), torch.cat(biases), generic=list(others.values())
+        )
         self.stages.append(last)
         images = {stage.name: stage.image for stage in self.stages}
         for stage in self.stages:
@@ -431,25 +494,50 @@ class _Stager:
         return Stages(self.stages, self.sizes, outputs, self.base_values[INPUTS])
 
 
+def _too_wide(values: int, columns: int) -> str | None:
+    if values * columns <= MOST_ELEMENTS:
+        return None
+    return (
+        f"too wide for CKKS: {values:,} values that each may depend on {columns:,}; at most {MOST_ELEMENTS:,} pairs fit. "
+        "Take smaller images or fewer channels, or backend='mpc'"
+    )
+
+
+def _broadcast(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """[columns, *shape] of columns whose own shape goes into that one."""
+    own = columns.shape[1:]
+    return columns.reshape(len(columns), *[1] * (len(shape) - len(own)), *own).expand(-1, *shape)
+
+
 POOLS = (2, 3, 4, 5, 6, 7, 8)
+EQUAL = 1e-11
+"""Of an entry, relative to the greatest of its matrix."""
 
 
 def _pool(stage: Stage, images: Mapping[str, tuple[int, int, int] | None]) -> None:
     """Find matrices that begin with a pooling: equal columns over each window. Rotations sum those without a product."""
-    for i, (base, matrix) in enumerate(stage.parts):
-        image = images.get(base)
-        window = (1, 1)
+    for i, ((base, matrix), generic) in enumerate(zip(stage.parts, stage.generic, strict=True)):
+        image, window = images.get(base), (1, 1)
         if image is not None:
             for axis in (0, 1):
                 for size in reversed(POOLS):
                     tried = (size, window[1]) if axis == 0 else (window[0], size)
-                    if image[1] % tried[0] == 0 and image[2] % tried[1] == 0 and _equal(matrix, image, tried):
+                    if (
+                        image[1] % tried[0] == 0
+                        and image[2] % tried[1] == 0
+                        and _equal(generic, image, tried)
+                    ):
                         window = tried
                         break
+            if not _equal(matrix, image, window):  # other weights than any that were drawn
+                window = (1, 1)
         stage.windows.append(window)
+        stage.shapes.append(image)
         if window != (1, 1) and image is not None:
+            generic = _kept(generic, image, window)
             stage.parts[i] = (base, _kept(matrix, image, window))
-            stage.masks[i] = _kept(stage.masks[i], image, window)
+        stage.masks.append(generic != 0)
+    stage.generic = []
 
 
 def _split(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
@@ -459,7 +547,8 @@ def _split(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int,
 
 def _equal(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> bool:
     parts = _split(matrix, image, window)
-    return bool(torch.allclose(parts, parts[:, :, :, :1, :, :1].expand_as(parts), rtol=1e-12, atol=0))
+    first = parts[:, :, :, :1, :, :1].expand_as(parts)
+    return bool(torch.allclose(parts, first, rtol=0, atol=EQUAL * float(matrix.abs().max())))
 
 
 def _kept(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
@@ -484,7 +573,7 @@ def depth_of(stage: Stage) -> int:
     """Levels that what follows the matrix takes."""
     if stage.kind == "output":
         return 0
-    if stage.kind == "product" or stage.coefficients == (0.0, 0.0, 1.0):
+    if stage.coefficients == (0.0, 0.0, 1.0):
         return 1
     return multiplicative_depth(len(stage.coefficients) - 1)
 

@@ -103,16 +103,12 @@ def _parts(
         whole = layouts.get(base)
         if window != (1, 1):
             shrunk = None if whole is None else pooled(whole, window)
-            if whole is None or shrunk is None:
-                raise UnsupportedModelError(
-                    [
-                        UnsupportedNode(
-                            stage.name, "pooling", stage.path, "its images are not laid out as images"
-                        )
-                    ]
-                )
-            layouts = {**layouts, base: shrunk[0]}
-            sums = shrunk[1]
+            if shrunk is not None:
+                layouts = {**layouts, base: shrunk[0]}
+                sums = shrunk[1]
+            else:
+                stage.without_window(i)
+                mask = stage.masks[i].numpy()
         plan = None
         if rows is not None:
             source = layouts.get(base) or _plain(mask.shape[1], slots)
