@@ -7,31 +7,16 @@ to be compared.
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import api
 from .inference import embeddings_of, pair_table
-from .measure.figures import Plaintext
-from .measure.latency import summarise, time_calls
-from .measure.load import OtherLoad
+from .measure.baseline import Baseline, time_plaintext, together, unrest
 from .measure.table import size
 from .minilm import SENTENCES, TOKENS, pairs, reference, similarities, tokenize, tokenizer_file
 from .terminal import Terminal
-
-MOST_DRIFT = 1.5
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """One plaintext measurement: the answer, milliseconds of each run, and what else kept the machine busy."""
-
-    embeddings: torch.Tensor
-    times_ms: list[float]
-    load: OtherLoad
 
 
 def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
@@ -48,7 +33,7 @@ def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
     )
     inputs = tokenize(sentences, TOKENS, tokenizer_file())  # the data owner's side: ids never leave it
     with terminal.working("plaintext: the same sentences on this machine"):
-        before = _plaintext(model, inputs)
+        plaintext, before = _plaintext(model, inputs)
     with terminal.working("starting three parties: data owner, model owner, dealer (mutual TLS)"):
         session = api.local_session(program, network=network)
     with session:
@@ -59,16 +44,15 @@ def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
                 secure = embeddings_of(session.infer(*inputs))
         report = session.report()
     with terminal.working("plaintext again"):
-        after = _plaintext(model, inputs)
-    plaintext = before.embeddings
+        _, after = _plaintext(model, inputs)
     accuracy = {
         "compared": "embeddings of the last private inference with torch float32",
         "max_absolute_error": float((secure - plaintext).abs().max()),
         "least_cosine": float(torch.nn.functional.cosine_similarity(secure, plaintext, dim=-1).min()),
     }
     threads = torch.get_num_threads()
-    baseline = Plaintext("torch eager", "float32", threads, summarise([*before.times_ms, *after.times_ms]))
-    report = report.with_plaintext(baseline, accuracy=accuracy, faults=unrest(before, after))
+    baseline = together(before, after, engine="torch eager", dtype="float32", threads=threads)
+    report = report.with_plaintext(baseline, accuracy=accuracy, faults=unrest(before, after, threads))
     of_secure, of_plaintext = similarities(secure), similarities(plaintext)
     terminal.answer(
         {"pairs": _pairs_json(sentences, of_secure, of_plaintext), "report": report.to_dict()},
@@ -79,29 +63,13 @@ def run(terminal: Terminal, *, runs: int, network: str | None = None) -> None:
     )
 
 
-def unrest(before: Baseline, after: Baseline) -> list[str]:
-    """Whether the machine was busy with something else, which makes plaintext slow and the ratio flattering."""
-    found = []
-    threads = torch.get_num_threads()
-    for when, baseline in (("before", before), ("after", after)):
-        if baseline.load.disturbs(threads):
-            found.append(
-                f"the machine was not quiet: other processes took {baseline.load.cores:.1f} cores while "
-                f"plaintext was timed {when} the private runs"
-            )
-    first, second = statistics.median(before.times_ms), statistics.median(after.times_ms)
-    if max(first, second) > MOST_DRIFT * min(first, second):
-        found.append(f"plaintext took {first:.1f} ms before the private runs and {second:.1f} ms after")
-    return found
-
-
-def _plaintext(model: torch.nn.Module, inputs: tuple[torch.Tensor, torch.Tensor]) -> Baseline:
-    """The embeddings in plaintext, in warm runs: one process, as many threads as torch takes."""
+def _plaintext(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, Baseline]:
+    """The embeddings in plaintext, and warm runs: one process, as many threads as torch takes."""
     with torch.inference_mode():
         embeddings = model(*inputs).clone()
-        with OtherLoad() as load:
-            times_ms = time_calls(lambda: model(*inputs))
-    return Baseline(embeddings, times_ms, load)
+        return embeddings, time_plaintext(lambda: model(*inputs))
 
 
 def _pairs_json(sentences: list[str], secure: torch.Tensor, plaintext: torch.Tensor) -> list[dict[str, Any]]:

@@ -44,8 +44,10 @@ def time_calls(
     for _ in range(warmup):
         call()
     values_ms: list[float] = []
-    while len(values_ms) < least_runs or sum(values_ms) < 1000 * least_seconds:
+    total_ms = 0.0
+    while len(values_ms) < least_runs or total_ms < 1000 * least_seconds:
         start = time.perf_counter()
         call()
         values_ms.append(1000 * (time.perf_counter() - start))
+        total_ms += values_ms[-1]
     return values_ms

@@ -20,7 +20,9 @@ _LABEL = {"setup": "setup, once", "offline": "offline, each", "online": "online,
 def ms(value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.1f} ms" if value >= 1 else f"{1000 * value:.0f} µs"
 
 
 def size(value: float | None) -> str:
@@ -96,6 +98,15 @@ def _network(report: Report) -> str:
     return f"{name or 'unknown'}" + ("" if source == "measured" else f" ({source})")
 
 
+def machine(report: Report) -> str:
+    """What it ran on, in one line."""
+    environment = report.environment
+    return (
+        f"on {environment.get('processor') or 'an unknown processor'}, {environment.get('cores')} core(s), "
+        f"torch {environment.get('torch')}, network: {_network(report)}"
+    )
+
+
 def _lines(report: Report) -> Iterator[str]:
     if report.plaintext is not None:
         plain = report.plaintext
@@ -106,11 +117,7 @@ def _lines(report: Report) -> Iterator[str]:
     for name, ratio in report.overhead().items():
         if ratio["ratio"] is not None:
             yield f"{name} overhead: {times(ratio['ratio'])} = {ratio['numerator']} / {ratio['denominator']}"
-    environment = report.environment
-    yield (
-        f"on {environment.get('processor') or 'an unknown processor'}, {environment.get('cores')} core(s), "
-        f"torch {environment.get('torch')}, network: {_network(report)}"
-    )
+    yield machine(report)
     for switch in report.program.unsafe:
         yield f"UNSAFE: {switch} is on"
     if report.invalid_reason is not None:

@@ -15,6 +15,7 @@ import torch
 from secureinfer import demo, inference, minilm
 from secureinfer.errors import InputError
 from secureinfer.graph.ir import DATA_OWNER, Edge, Graph, Visibility
+from secureinfer.measure.baseline import Baseline, unrest
 from secureinfer.measure.figures import CallerTimings, ProgramInfo
 from secureinfer.measure.load import OtherLoad
 from secureinfer.measure.report import Report, build_report
@@ -115,16 +116,16 @@ def test_the_demo_measures_secure_against_plaintext(
 
 
 def test_a_baseline_on_a_busy_machine_is_not_to_be_quoted() -> None:
-    def baseline(times_ms: list[float], others: float | None) -> demo.Baseline:
+    def baseline(times_ms: list[float], others: float | None) -> Baseline:
         load = OtherLoad()
         load.cores = others
-        return demo.Baseline(torch.zeros(1), times_ms, load)
+        return Baseline(times_ms, load)
 
     quiet = baseline([10.0, 11.0, 90.0], 0.1)
-    assert demo.unrest(quiet, baseline([12.0, 14.0, 13.0], None)) == []
-    (drift,) = demo.unrest(quiet, baseline([20.0, 21.0, 22.0], 0.1))
+    assert unrest(quiet, baseline([12.0, 14.0, 13.0], None), 1) == []
+    (drift,) = unrest(quiet, baseline([20.0, 21.0, 22.0], 0.1), 1)
     assert "11.0 ms before" in drift and "21.0 ms after" in drift
-    (busy,) = demo.unrest(quiet, baseline([10.0, 11.0, 12.0], float(os.cpu_count() or 1)))
+    (busy,) = unrest(quiet, baseline([10.0, 11.0, 12.0], float(os.cpu_count() or 1)), 1)
     assert "not quiet" in busy and "after" in busy
 
 
