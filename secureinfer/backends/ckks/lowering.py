@@ -21,7 +21,7 @@ from .affine import INPUTS, Stages, run_stages, to_stages
 from .catalog import key_bytes
 from .found import Found, Source
 from .limits import MOST_CIPHERTEXTS, MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATIONS, MOST_SLOTS, MOST_SPREAD
-from .noise import PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, predicted_error
+from .noise import ENCODING, PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, predicted_error
 from .params import LEAST_SCALE, MOST_BITS, Parameters, check, fitted
 from .schedule import Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
 from .writing import write
@@ -78,6 +78,7 @@ class _Search:
         self, source: Source, samples: torch.Tensor, box: Box, privacy: bool, settings: Mapping[str, Any]
     ) -> None:
         self.source, self.samples, self.box = source, samples, box
+        self.private = privacy
         self.split = 2 if privacy else 1
         self.flooding = 2.0 ** (PRIVACY + PRIVACY_MARGIN) if privacy else 1.0
         self.settings = settings
@@ -145,6 +146,9 @@ class _Search:
                 f"its noise would make an error of {error * self.flooding:.1e}, above {self.target:g} (scale of "
                 f"{parameters.scale_bits} bits); a smaller range of inputs, or of activations, makes less"
             )
+        if self.private:  # as much of the error as there is, to hide what float64 does not
+            hidden = min(ENCODING * max(1.0, greatest), self.target / 2.0 ** (PRIVACY + 1))
+            error = max(error, hidden / 2.0**PRIVACY_MARGIN)
         return Found(stages, parameters, schedule, error, late)
 
     def _too_much(self, stages: Stages, parameters: Parameters, schedule: Schedule | None) -> str | None:
@@ -206,7 +210,7 @@ class _Search:
         if wanted == "batch" and source.independent:
             return None
         try:
-            schedule = make_schedule(stages, parameters.degree, self.split)
+            schedule = make_schedule(stages, parameters.degree, self.split, private=self.private)
         except UnsupportedModelError:
             if not spread or wanted == "slots":
                 raise

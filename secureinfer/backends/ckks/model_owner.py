@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...errors import ProgramFileError, SessionError, UnsafeError, WireError
@@ -147,7 +148,7 @@ class ModelOwnerEngine(CkksEngine):
         for group in range(packing.groups):
             results = self._group(a, index, group)
             if c.private:
-                self._hide(a, results, packing)
+                self._hide(a, results, group)
             self._send(index, group, results)
 
     def _receive(self, a: Arithmetic, index: int, ordinal: int, count: int) -> tuple[Ciphertext, memoryview]:
@@ -192,14 +193,11 @@ class ModelOwnerEngine(CkksEngine):
             return _window_sums(a, given, self._common.program.graph, node)
         return given  # reshapes; and poolings over slots, which the matrix after them does
 
-    def _hide(self, a: Arithmetic, results: list[Ciphertext], packing: Packing) -> None:
-        options = self._common.program.options
-        noise = float(options["noise"]) * 2.0 ** (PRIVACY + PRIVACY_MARGIN)
-        head = self._common.parameters.first_bits - self._common.parameters.scale_bits
-        where = packing.outputs.where if packing.outputs is not None else None
-        slots = self._common.parameters.slots
-        kept = [np.ones(slots, dtype=bool)] * len(results) if where is None else [w >= 0 for w in where]
-        Privacy(noise, 2.0 ** (head - 3)).hide(a, self._encryptor, results, kept)
+    def _hide(self, a: Arithmetic, results: list[Ciphertext], group: int) -> None:
+        c = self._common
+        noise = float(c.program.options["noise"]) * 2.0 ** (PRIVACY + PRIVACY_MARGIN)
+        head = c.parameters.first_bits - c.parameters.scale_bits
+        Privacy(noise, 2.0 ** (head - 3)).hide(a, self._encryptor, results, _read(c.packing, group))
 
     def _send(self, index: int, group: int, results: list[Ciphertext]) -> None:
         c = self._common
@@ -217,6 +215,18 @@ class ModelOwnerEngine(CkksEngine):
         self._arithmetic = self._keys = self._encryptor = None
         self._matrices, self._polynomials = {}, {}
         self._pool.close()
+
+
+def _read(packing: Packing, group: int) -> list[npt.NDArray[np.bool_]]:
+    """Of each result, the slots that are read: of further copies of a value, and of samples that are not there, none. Their
+    noise would be drawn anew, and the mean of them all has less.
+    """
+    slots = packing.parameters.slots
+    if packing.outputs is None:
+        return [np.arange(slots) < packing.batch - group * slots] * packing.returned
+    read = np.zeros(packing.returned * slots, dtype=bool)
+    read[packing.outputs.places()] = True
+    return list(read.reshape(-1, slots))
 
 
 @contextlib.contextmanager

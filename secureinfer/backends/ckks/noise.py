@@ -14,6 +14,9 @@ HARD_STEPS = 30
 LEAST_NOISE = 2.0**-32
 PRIVACY, PRIVACY_MARGIN = 40, 3
 """log2 of circuit privacy's noise over the worst-case noise (rule K3), and of that over the greatest that was predicted."""
+ENCODING = 2.0**-51
+"""Of a weight of 1, what encoding in float64 leaves in slots that were to hold zero: it is as much the model owner's secret
+as noise is, and greater than the noise of a long modulus."""
 
 Box = tuple[torch.Tensor, torch.Tensor]
 """Least and greatest value of each input."""

@@ -94,9 +94,13 @@ def _gathered(
 # --- proposals for a layout that is given ---
 
 
-def for_layout(mask: Mask, source: Layout, grid: tuple[int, int, int] | None) -> Iterator[MatrixPlan]:
-    """Plans for a matrix on a layout as an earlier step left it. grid: of the rows, if they are images."""
-    yield from _dense(mask, source)
+def for_layout(
+    mask: Mask, source: Layout, grid: tuple[int, int, int] | None, *, whole: bool = False
+) -> Iterator[MatrixPlan]:
+    """Plans for a matrix on a layout as an earlier step left it. grid: of the rows, if they are images. whole: of blocks,
+    only those that go round all slots.
+    """
+    yield from _dense(mask, source, whole)
     if grid is not None and source.grid is not None:
         yield from _images(mask, source, grid)
     yield from _sparse(mask, source)
@@ -115,7 +119,7 @@ def _next(source: Layout, i: int) -> tuple[Indices, npt.NDArray[np.int32]]:
     return values, distance
 
 
-def _dense(mask: Mask, source: Layout) -> Iterator[MatrixPlan]:
+def _dense(mask: Mask, source: Layout, whole: bool) -> Iterator[MatrixPlan]:
     """Rows side by side, blocks a stride apart: the smallest range of offsets that reaches every column."""
     m, slots = mask.shape[0], source.slots
     if m > slots:
@@ -128,6 +132,8 @@ def _dense(mask: Mask, source: Layout) -> Iterator[MatrixPlan]:
     found: list[tuple[int, int, int, int, int]] = []
     for blocks in _powers(slots):
         for stride in _strides(m, slots, blocks):
+            if whole and blocks > 1 and blocks * stride != slots:
+                continue
             for low in (0, -stride):
                 ranges = []
                 for _, distance in held:

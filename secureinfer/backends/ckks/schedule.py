@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,8 +67,12 @@ def levels_of(stages: Stages) -> tuple[int, dict[str, int]]:
     return levels, {name: levels - n for name, n in before.items()}
 
 
-def make_schedule(stages: Stages, degree: int, split: int) -> Schedule:
-    """The fastest layouts that the search finds, stage by stage. Raises UnsupportedModelError where a stage has none."""
+def make_schedule(stages: Stages, degree: int, split: int, *, private: bool = False) -> Schedule:
+    """The fastest layouts that the search finds, stage by stage. Raises UnsupportedModelError where a stage has none.
+
+    private: the slots of a result that hold no output hold nothing else either (rule K3): a fold would leave sums of some of
+    a row's products there, and no mask that fits below the modulus hides those.
+    """
     slots = degree // 2
     levels, at = levels_of(stages)
     layouts: dict[str, Layout] = {}
@@ -82,7 +86,8 @@ def make_schedule(stages: Stages, degree: int, split: int) -> Schedule:
     for stage in stages.stages:
         level = at[stage.name]
         primes = (level + 1) * split
-        parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at)
+        clean = private and stage.kind == "output"
+        parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at, clean)
         layout = parts[0].plan.target if len(parts) == 1 else only_rows(parts[0].plan)
         for part in parts:
             layouts.setdefault(part.base, part.plan.whole or part.plan.source)
@@ -92,8 +97,17 @@ def make_schedule(stages: Stages, degree: int, split: int) -> Schedule:
 
 
 def _parts(
-    stage: Stage, layouts: Mapping[str, Layout], slots: int, degree: int, primes: int, as_image: bool
+    stage: Stage,
+    layouts: Mapping[str, Layout],
+    slots: int,
+    degree: int,
+    primes: int,
+    as_image: bool,
+    clean: bool,
 ) -> list[PartPlan]:
+    def allowed(plans: Iterable[MatrixPlan]) -> Iterator[MatrixPlan]:
+        return (p for p in plans if not clean or _leaves_nothing(p, alone=len(stage.parts) == 1))
+
     order = sorted(range(len(stage.parts)), key=lambda i: -int(stage.masks[i].sum()))
     rows, found = None, {}
     for i in order:
@@ -115,7 +129,7 @@ def _parts(
             plan = None if source is None else fixed_rows(mask, source, rows)
         elif base in layouts:
             plan = choose(
-                for_layout(mask, layouts[base], stage.image),
+                allowed(for_layout(mask, layouts[base], stage.image, whole=clean)),
                 mask,
                 degree,
                 primes,
@@ -126,8 +140,8 @@ def _parts(
             packed = [*for_packed(mask, slots, stage.image)]
             source = image_layout(stage.source_image, slots) if stage.source_image else None
             if source is not None and stage.image is not None:
-                packed += [*for_layout(mask, source, stage.image)]
-            plan = choose(packed, mask, degree, primes, encrypts=True, images=as_image)
+                packed += [*for_layout(mask, source, stage.image, whole=clean)]
+            plan = choose(allowed(packed), mask, degree, primes, encrypts=True, images=as_image)
         if plan is None:
             raise UnsupportedModelError(
                 [UnsupportedNode(stage.name, stage.label or stage.kind, stage.path, _wide(mask, slots))]
@@ -138,6 +152,13 @@ def _parts(
         rows = plan.rows if rows is None else rows
         found[i] = PartPlan(base, plan)
     return [found[i] for i in order]
+
+
+def _leaves_nothing(plan: MatrixPlan, *, alone: bool) -> bool:
+    """Whether every slot of the result that is not read holds zero, or another copy of all that is read. alone: no other
+    matrix is added to it.
+    """
+    return plan.blocks == 1 or alone and plan.stride * plan.blocks % plan.source.slots == 0
 
 
 def _wide(mask: np.ndarray, slots: int) -> str:
