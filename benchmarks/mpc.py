@@ -172,6 +172,7 @@ def run(
     (layer,) = [found for found in reports["fast"]["online"]["layers"] if found["path"] == "0"]
     rows.append(Row(name, "fast: the layer's steps, product and cut", layer["latency_ms"], None))
     if not quick:
+        rows += measure(f"{name}, compiled", linear, 15, threads, cold=4)[0]
         progress("ResNet-18, with compiling: some minutes")
         rows += measure("ResNet-18, 224x224", resnet18, 3, threads)[0]
         rows += measure("ResNet-18, 224x224, compiled", resnet18, 5, threads, cold=4)[0]
