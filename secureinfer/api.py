@@ -75,13 +75,17 @@ def compile(
     traced, SettingsError for a choice that does not exist or cannot work.
     """
     check_module(model)
+    check_settings(
+        backend=backend,
+        protocol=protocol,
+        precision_bits=precision_bits,
+        public_weights=public_weights,
+        exact_cuts=exact_cuts,
+        circuit_privacy=circuit_privacy,
+        ckks=ckks,
+    )
     registry = catalog(backend, protocol)
     protocol = protocol or default_protocol(backend)
-    if type(precision_bits) is not int or not LEAST_PRECISION <= precision_bits <= MOST_PRECISION:
-        raise SettingsError(
-            f"precision_bits is {precision_bits!r}; it must be an integer from {LEAST_PRECISION} to {MOST_PRECISION}: a "
-            "product carries twice as many fraction bits in a ring of 64, so that with 32 of them 3 x 4 becomes 0"
-        )
     args, kwargs = as_call(example_inputs)
     call = {**kwargs, **(example_kwargs or {})}
     given = adopt(model)
@@ -105,16 +109,10 @@ def compile(
     options: dict[str, Any] = {"precision_bits": precision_bits}
     if backend == "ckks":
         return _compile_ckks(export, args, call, calibration or (), options, circuit_privacy, ckks)
-    if circuit_privacy or ckks:
-        raise SettingsError("circuit_privacy and ckks are settings of backend='ckks'")
     graph, weights, constants = export(args, call)
+    if exact_cuts is None:
+        exact_cuts = registry.can_be_exact is not None and registry.can_be_exact(graph)
     if exact_cuts:
-        if (backend, protocol) != ("mpc", "fast"):
-            raise SettingsError(
-                "exact_cuts is of backend='mpc' with protocol='fast'; the others round as they do"
-            )
-        options["exact_cuts"] = True
-    if exact_cuts is None and registry.can_be_exact is not None and registry.can_be_exact(graph):
         options["exact_cuts"] = True
     if registry.lower is not None:
         graph = registry.lower(graph, options)
@@ -122,6 +120,40 @@ def compile(
     return Program(
         graph, plan, backend=backend, protocol=protocol, options=options, constants=constants, weights=weights
     )
+
+
+def check_settings(
+    *,
+    backend: str,
+    protocol: str | None = None,
+    precision_bits: int = 16,
+    public_weights: bool | Sequence[str] = False,
+    exact_cuts: bool | None = None,
+    circuit_privacy: int = 0,
+    ckks: Mapping[str, Any] | None = None,
+) -> None:
+    """What compile would refuse of its settings whatever the model is. Raises SettingsError."""
+    catalog(backend, protocol)
+    if type(precision_bits) is not int or not LEAST_PRECISION <= precision_bits <= MOST_PRECISION:
+        raise SettingsError(
+            f"precision_bits is {precision_bits!r}; it must be an integer from {LEAST_PRECISION} to {MOST_PRECISION}: a "
+            "product carries twice as many fraction bits in a ring of 64, so that with 32 of them 3 x 4 becomes 0"
+        )
+    if exact_cuts and (backend, protocol or default_protocol(backend)) != ("mpc", "fast"):
+        raise SettingsError(
+            "exact_cuts is of backend='mpc' with protocol='fast'; the others round as they do"
+        )
+    if backend != "ckks":
+        if circuit_privacy or ckks:
+            raise SettingsError("circuit_privacy and ckks are settings of backend='ckks'")
+        return
+    if circuit_privacy not in (0, 40) or isinstance(circuit_privacy, bool):
+        raise SettingsError(f"circuit_privacy is 0 or 40 (bits), got {circuit_privacy!r}")
+    if public_weights:
+        raise SettingsError(
+            "public_weights is not of backend='ckks': weights stay with the model owner there, and public ones would save "
+            "nothing"
+        )
 
 
 def _compile_ckks(
@@ -133,8 +165,6 @@ def _compile_ckks(
     circuit_privacy: int,
     settings: Mapping[str, Any] | None,
 ) -> Program:
-    if circuit_privacy not in (0, 40) or isinstance(circuit_privacy, bool):
-        raise SettingsError(f"circuit_privacy is 0 or 40 (bits), got {circuit_privacy!r}")
     if circuit_privacy:
         options["circuit_privacy"] = circuit_privacy
     batches = [as_call(batch) for batch in calibration]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .backends import has_dealer, has_exact_bytes
-from .errors import InputError, SecureInferError, UsageError
+from .errors import InputError, SecureInferError, SettingsError, UsageError
 from .terminal import Terminal
 
 # All that is heavy is imported inside the commands: `--help` answers at once, and a daemon never loads torch.
@@ -54,21 +54,48 @@ def common(
 
 @app.command()
 def demo(
-    runs: Annotated[int, typer.Option(min=1, help="Inferences; the first is cold and stands apart.")] = 4,
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="mpc|ckks",
+            help="How it is protected: by secret shares and a dealer, or by encryption. Example: --backend ckks",
+        ),
+    ] = "mpc",
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Inferences of a session; the first is cold and stands apart. Else 4 with mpc, and with ckks as many as "
+            "a latency takes. Example: --runs 5",
+        ),
+    ] = None,
     network: Network = None,
     json: Json = False,
 ) -> None:
     """Compare sentences privately with a pretrained MiniLM, between three parties on this machine.
 
-    A data owner, a model owner and a dealer run as separate processes that talk over mutual TLS. Prints
-    each pair's similarity, secure and in plaintext, and what the privacy cost.
+    A data owner, a model owner and a dealer run as separate processes that
+    talk over mutual TLS. Prints each pair's similarity, secure and in
+    plaintext, and what the privacy cost.
+
+    With --backend ckks: scikit-learn's breast cancer and digits, classified on
+    encrypted data between two parties. Prints the accuracy on a held-out half
+    (float, with polynomials, secure), and what the privacy cost.
 
     Example:  secureinfer demo --runs 5 --json > demo.json
     """
     _check_network(network)
+    if backend not in ("mpc", "ckks"):
+        raise SettingsError(f"there is no demo of backend {backend!r}; choose mpc or ckks")
+    terminal = Terminal(as_json=json)
+    if backend == "ckks":
+        from .diagnosis import run as diagnose
+
+        diagnose(terminal, runs=runs, network=network)
+        return
     from .demo import run
 
-    run(Terminal(as_json=json), runs=runs, network=network)
+    run(terminal, runs=4 if runs is None else runs, network=network)
 
 
 @app.command("compile")
@@ -77,33 +104,148 @@ def compile_(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The private program; its public half goes beside it.")
     ] = Path("program.si"),
-    backend: Annotated[str, typer.Option(help="The way it is protected.")] = "mpc",
-    sentences: Annotated[int, typer.Option(min=1, help="minilm only: sentences in a batch.")] = 6,
-    tokens: Annotated[int, typer.Option(min=3, max=512, help="minilm only: tokens of a sentence.")] = 16,
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="mpc: secret shares, and a dealer; ckks: encryption; plaintext: nothing. Example: --backend ckks",
+        ),
+    ] = "mpc",
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="mpc: fast (the default), or crypten, its generic kernels alone. Example: --protocol crypten",
+        ),
+    ] = None,
+    public_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel="Public weights",
+            metavar="NAME",
+            help="mpc: a parameter, buffer or module that everybody may see; products with it cost no message. Repeatable. "
+            "Example: --public-weights embeddings --public-weights head.bias",
+        ),
+    ] = None,
+    all_weights_public: Annotated[
+        bool,
+        typer.Option(
+            "--all-weights-public",
+            rich_help_panel="Public weights",
+            help="mpc: every weight. Example: --all-weights-public",
+        ),
+    ] = False,
+    exact_cuts: Annotated[
+        bool | None,
+        typer.Option(
+            "--exact-cuts/--no-exact-cuts",
+            rich_help_panel="Rounding",
+            help="mpc, fast: round hidden layers exactly too, so that many answers to one input tell no more than one; the "
+            "default where nothing else rounds at random. Example: --exact-cuts",
+            show_default=False,
+        ),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Compression, first",
+            metavar="int8",
+            help="Make weights int8 first, and report it. Example: --quantize int8",
+        ),
+    ] = None,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate",
+            rich_help_panel="Compression, first",
+            help="Put polynomials in place of activations first, and report it. Example: --backend ckks --approximate",
+        ),
+    ] = False,
+    circuit_privacy: Annotated[
+        bool,
+        typer.Option(
+            "--circuit-privacy",
+            help="ckks: noise of 40 bits hides the weights from a data owner who looks at the noise of its results. "
+            "Example: --backend ckks --circuit-privacy",
+        ),
+    ] = False,
+    precision_bits: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel="Rounding",
+            metavar="N",
+            help="Fraction bits of fixed point, 8 to 20. Example: --precision-bits 12",
+        ),
+    ] = 16,
+    sentences: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            rich_help_panel="minilm",
+            metavar="N",
+            help="minilm: sentences in a batch. Example: --sentences 8",
+        ),
+    ] = 6,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            min=3,
+            max=512,
+            rich_help_panel="minilm",
+            metavar="N",
+            help="minilm: tokens of a sentence. Example: --tokens 32",
+        ),
+    ] = 16,
     json: Json = False,
 ) -> None:
     """Turn a model into a program: program.si for the model owner, program.public.si for everybody else.
 
-    The name stands for (model, example_inputs), or for a function that returns them.
+    The name stands for (model, example_inputs), or (model, example_inputs,
+    calibration), or for a function that returns them. calibration is a list of
+    further inputs: ranges are taken from them, else from the example alone.
 
     Example:  secureinfer compile mymodel.py:build -o program.si
     """
     terminal = Terminal(as_json=json)
     _refuse_absent_folder(out)
+    if public_weights and all_weights_public:
+        raise SettingsError(
+            "--public-weights names some, and --all-weights-public says all; give one of them"
+        )
     from . import api
     from .files import load_reference, tokenizer_beside
 
+    settings: dict[str, Any] = {
+        "backend": backend,
+        "protocol": protocol,
+        "public_weights": all_weights_public or public_weights or False,
+        "exact_cuts": exact_cuts,
+        "circuit_privacy": 40 if circuit_privacy else 0,
+        "precision_bits": precision_bits,
+    }
+    api.check_settings(**settings)
+    transforms = _transforms(quantize, approximate)
     tokenizer: Path | None = None
     with terminal.working("loading the model"):
         if model == "minilm":
             from .minilm import reference, tokenizer_file
 
             module, inputs = reference(sentences, tokens)
+            calibration = None
             tokenizer = tokenizer_file()
         else:
-            module, inputs = load_reference(model)
+            module, inputs, calibration = load_reference(model)
+    if calibration is None and (approximate or backend == "ckks"):
+        terminal.note(
+            "no calibration was given: ranges are taken from the example inputs, and inputs far beyond them are refused or "
+            "come out wrong; let the name stand for (model, example_inputs, calibration)"
+        )
+    report = None
+    if transforms:
+        with terminal.working("compressing"):
+            module, report = api.compress(module, transforms, calibration=calibration or [inputs])
     with terminal.working("compiling"):
-        program = api.compile(module, inputs, backend=backend)
+        program = api.compile(module, inputs, calibration=calibration, **settings)
     public = out.with_suffix(f".public{out.suffix or '.si'}")
     with terminal.working("writing"):
         program.save(out)
@@ -118,7 +260,14 @@ def compile_(
         **({} if tokenizer is None else {str(beside): "for the data owner"}),
     }
     terminal.answer(
-        {"program": str(out), "public": str(public), "files": files, **plan_json(program)},
+        {
+            "program": str(out),
+            "public": str(public),
+            "files": files,
+            "compression": None if report is None else report.to_dict(),
+            **plan_json(program),
+        },
+        *([] if report is None else [f"{report}\n"]),
         _totals(program),
         *(f"{file}: {purpose}" for file, purpose in files.items()),
     )
@@ -227,6 +376,17 @@ def infer(
         infer_tensors(terminal, config, input, output, network)
 
 
+def _transforms(quantize: str | None, approximate: bool) -> list[Any]:
+    """In the order in which they work: polynomials may change float weights."""
+    from .compression.approximate import Approximate
+    from .compression.quantize import Quantize
+
+    return [
+        *([Approximate()] if approximate else []),
+        *([] if quantize is None else [Quantize(weights=quantize)]),
+    ]
+
+
 def _check_network(text: str | None) -> None:
     """Before anything heavy is loaded."""
     from .config import parse_network
@@ -256,6 +416,7 @@ def plan_json(program: Program) -> dict[str, Any]:
     steps = [
         {
             **step.details,
+            **({"fit": step.fit} if step.fit is not None else {}),
             "index": step.index,
             "path": step.node.path,
             "op": step.node.op,
@@ -288,9 +449,9 @@ def _totals(program: Program) -> str:
     totals = program.plan.totals
     most = "" if has_exact_bytes(program.backend) else "at most "
     text = f"{len(program.plan.steps)} steps; each inference will take {totals.rounds} rounds and {most}{size(totals.bytes)}"
-    if not has_dealer(program.backend):
-        return text
-    return f"{text} online, after {size(totals.dealt_bytes)} offline"
+    if has_dealer(program.backend):
+        return f"{text} online, after {size(totals.dealt_bytes)} offline"
+    return f"{text}, after {most}{size(totals.setup_bytes)} once a session" if totals.setup_bytes else text
 
 
 def run(arguments: Sequence[str]) -> int:

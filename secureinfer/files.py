@@ -22,11 +22,12 @@ from .graph.structure import unflatten_output
 TORCH_FILES = {".pt", ".pth", ".bin", ".ckpt"}
 
 
-def load_reference(reference: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """(model, example inputs) from `file.py:name` or `package.module:name`.
+def load_reference(reference: str) -> tuple[torch.nn.Module, Any, list[Any] | None]:
+    """(model, example inputs, calibration) from `file.py:name` or `package.module:name`.
 
-    The name is a tuple (model, example_inputs), or a function without arguments that returns one;
-    example_inputs is a tensor or a tuple of what the model's forward takes.
+    The name is a tuple (model, example_inputs) or (model, example_inputs, calibration), or a function without arguments
+    that returns one; example_inputs is a tensor, a tuple of what the model's forward takes, or a mapping of keyword inputs,
+    and calibration a list of such. It is None where the tuple has none.
     Raises UsageError if there is no such module or name, or if it holds something else.
     """
     where, colon, name = reference.rpartition(":")
@@ -47,12 +48,21 @@ def load_reference(reference: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         found = getattr(found, part)
     if callable(found) and not isinstance(found, torch.nn.Module):
         found = found()
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.nn.Module)):
+    if not (isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[0], torch.nn.Module)):
         raise UsageError(
-            f"{reference} must be (model, example_inputs) or return it, but is a {type(found).__name__}"
+            f"{reference} must be (model, example_inputs) or (model, example_inputs, calibration), or return it, but is a "
+            f"{type(found).__name__}"
         )
-    model, inputs = found
-    return model, inputs if isinstance(inputs, tuple) else (inputs,)
+    model, inputs, *rest = found
+    if rest and (not isinstance(rest[0], list | tuple) or not rest[0]):
+        raise UsageError(
+            f"the calibration of {reference} must be a list of one or more inputs like the example"
+        )
+    return (
+        model,
+        inputs if isinstance(inputs, tuple | Mapping) else (inputs,),
+        list(rest[0]) if rest else None,
+    )
 
 
 def _module(where: str) -> ModuleType:

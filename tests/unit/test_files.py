@@ -28,6 +28,12 @@ example = torch.zeros(2, 3)
 pair = (torch.nn.Linear(3, 4), example)
 def build():
     return torch.nn.Linear(3, 4), (example,)
+def calibrated():
+    return torch.nn.Linear(3, 4), example, [example, (example + 1,)]
+def keywords():
+    return torch.nn.Linear(3, 4), {"input": example}
+def uncalibrated():
+    return torch.nn.Linear(3, 4), example, []
 def nothing():
     return 7
 class Box:
@@ -44,15 +50,23 @@ def model_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["pair", "build", "Box.build"])
 def test_a_file_gives_a_model_and_example_inputs(model_file: Path, name: str) -> None:
-    model, inputs = load_reference(f"{model_file}:{name}")
+    model, inputs, calibration = load_reference(f"{model_file}:{name}")
     assert isinstance(model, torch.nn.Linear)
     assert [t.shape for t in inputs] == [(2, 3)]
+    assert calibration is None
+
+
+def test_a_file_may_give_calibration_and_keyword_inputs(model_file: Path) -> None:
+    _, inputs, calibration = load_reference(f"{model_file}:calibrated")
+    assert len(inputs) == 1 and calibration is not None and len(calibration) == 2
+    _, inputs, calibration = load_reference(f"{model_file}:keywords")
+    assert list(inputs) == ["input"] and calibration is None
 
 
 def test_a_module_beside_the_user_counts(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_file.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    model, _ = load_reference("planted_model:build")
+    model, _, _ = load_reference("planted_model:build")
     assert isinstance(model, torch.nn.Linear)
 
 
@@ -61,7 +75,8 @@ def test_a_module_beside_the_user_counts(model_file: Path, monkeypatch: pytest.M
     [
         ("{file}", "no model reference"),
         ("{file}:absent", "has no 'absent'"),
-        ("{file}:nothing", "got a int|is a int"),
+        ("{file}:nothing", "is a int"),
+        ("{file}:uncalibrated", "list of one or more inputs"),
         ("absent_file.py:build", "no file absent_file.py"),
         ("absent_module.sub:build", "no module absent_module.sub"),
         ("model.pt", "safetensors"),
