@@ -25,10 +25,14 @@ LINEAR = frozenset((
 """Operators that are linear in each operand that depends on the inputs (mul, matmul and div: in one of them)."""
 BILINEAR = frozenset(("mul", "matmul", "div", "linear", "convolution"))
 MOST_ELEMENTS = 1 << 27
+MOST_VALUES = 1 << 14
+"""Of a base: the map of its values onto themselves, whose square this is, is where every matrix on it begins."""
 MOST_POWER = 63
 CHUNK = 1 << 23
 ROUNDING = 1e-12
 """Of an entry, relative to the greatest of its matrix: what is less is what was added and taken away again."""
+
+FEWER = "Take smaller images, fewer channels or fewer features, or backend='mpc'"
 
 HINTS = {
     "max_pool2d": "CKKS has no comparison; use average pooling",
@@ -154,6 +158,8 @@ class _Stager:
 
     def run(self) -> Stages:
         total, at = self.sizes[INPUTS], 0
+        if (wide := _too_many(total)) is not None:
+            raise UnsupportedModelError([UnsupportedNode(self.graph.inputs[0], "input", "", wide)])
         for name in self.graph.inputs:
             edge = self.graph.edge(name)
             columns = torch.zeros(1 + total, edge.numel, dtype=torch.float64)
@@ -214,7 +220,7 @@ class _Stager:
         n = self.graph.edge(node.outputs[0]).numel
         ends = self._ends(node, secret)
         if ends is not None:
-            return _too_wide(n, n) or ends(node)
+            return _too_many(n) or ends(node)
         if op not in LINEAR or (op == "div" and node.inputs[1] in self.affine):
             return HINTS.get(op, "CKKS computes sums and products alone, and no kernel approximates this")
         if op in BILINEAR and len(secret) > 1:
@@ -494,12 +500,18 @@ class _Stager:
         return Stages(self.stages, self.sizes, outputs, self.base_values[INPUTS])
 
 
+def _too_many(values: int) -> str | None:
+    if values <= MOST_VALUES:
+        return None
+    return f"too wide for CKKS: {values:,} values where at most {MOST_VALUES:,} fit. {FEWER}"
+
+
 def _too_wide(values: int, columns: int) -> str | None:
     if values * columns <= MOST_ELEMENTS:
         return None
     return (
         f"too wide for CKKS: {values:,} values that each may depend on {columns:,}; at most {MOST_ELEMENTS:,} pairs fit. "
-        "Take smaller images or fewer channels, or backend='mpc'"
+        + FEWER
     )
 
 

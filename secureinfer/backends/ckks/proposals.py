@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,22 @@ def _gathered(
     )
     if plan is not None:
         yield plan
+
+
+def holding(plan: MatrixPlan, needed: Mask) -> MatrixPlan:
+    """The plan, with ciphertexts more for what it leaves out of the input although a later matrix needs it. needed: [n]."""
+    left_out = np.flatnonzero(needed & (plan.source.places() == NOTHING))
+    if not len(left_out):
+        return plan
+    source, slots = plan.source, plan.source.slots
+    where = np.full(-(-len(left_out) // slots) * slots, NOTHING, dtype=np.int64)
+    where[: len(left_out)] = left_out
+    more = where.reshape(-1, slots)
+    return replace(
+        plan,
+        source=replace(source, where=np.concatenate([source.where, more]), grid=None, block=0),
+        offsets=(*plan.offsets, *[()] * len(more)),
+    )
 
 
 # --- proposals for a layout that is given ---

@@ -11,8 +11,8 @@ import torch
 from ...errors import UnsupportedModelError, UnsupportedNode
 from .affine import INPUTS, Stage, Stages, depth_of
 from .layouts import Layout
-from .matrices import MatrixPlan, after_sums, encryption_ms, only_rows, pooled, product_ms, rotation_ms
-from .proposals import choose, fixed_rows, for_layout, for_packed, image_layout
+from .matrices import Mask, MatrixPlan, after_sums, encryption_ms, only_rows, pooled, product_ms, rotation_ms
+from .proposals import choose, fixed_rows, for_layout, for_packed, holding, image_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,16 @@ def make_schedule(stages: Stages, degree: int, split: int, *, private: bool = Fa
         for (base, _), window in zip(later.parts, later.windows, strict=True)
         if later.image is not None or window != (1, 1)
     }
+    needed = np.zeros(stages.sizes[INPUTS], dtype=bool)
+    for stage in stages.stages:
+        for (base, _), mask in zip(stage.parts, stage.masks, strict=True):
+            if base == INPUTS:
+                needed |= mask.numpy().any(0)
     for stage in stages.stages:
         level = at[stage.name]
         primes = (level + 1) * split
         clean = private and stage.kind == "output"
-        parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at, clean)
+        parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at, clean, needed)
         layout = parts[0].plan.target if len(parts) == 1 else only_rows(parts[0].plan)
         for part in parts:
             layouts.setdefault(part.base, part.plan.whole or part.plan.source)
@@ -104,6 +109,7 @@ def _parts(
     primes: int,
     as_image: bool,
     clean: bool,
+    needed: Mask,
 ) -> list[PartPlan]:
     def allowed(plans: Iterable[MatrixPlan]) -> Iterator[MatrixPlan]:
         return (p for p in plans if not clean or _leaves_nothing(p, alone=len(stage.parts) == 1))
@@ -141,7 +147,8 @@ def _parts(
             source = image_layout(stage.source_image, slots) if stage.source_image else None
             if source is not None and stage.image is not None:
                 packed += [*for_layout(mask, source, stage.image, whole=clean)]
-            plan = choose(allowed(packed), mask, degree, primes, encrypts=True, images=as_image)
+            whole_inputs = (holding(p, needed) for p in allowed(packed))
+            plan = choose(whole_inputs, mask, degree, primes, encrypts=True, images=as_image)
         if plan is None:
             raise UnsupportedModelError(
                 [UnsupportedNode(stage.name, stage.label or stage.kind, stage.path, _wide(mask, slots))]
