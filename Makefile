@@ -29,8 +29,11 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11, 3.12 or 3.13 found; install one, or say PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "setup 1/3: creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "setup: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@echo "setup 2/3: installing secureinfer[hf,dev] (PyTorch is the large part; some minutes)"
+	@echo "setup 2/3: installing secureinfer[hf,dev], and [he] where it can be (PyTorch is the large part; some minutes)"
 	@$(PIP) install $(PIP_FLAGS) -e '.[hf,dev]' $(WITH)
+	@$(PIP) install $(PIP_FLAGS) --only-binary tenseal -e '.[he]' $(WITH) || \
+		echo "setup: CKKS is left out, for TenSEAL could not be installed (it has no wheel for some platforms); MPC is complete." \
+			"To try again: $(PIP) install -e '.[he]'"
 	@echo "setup 3/3: checking that the installed packages fit together"
 	@$(PIP) check
 	@rm -f $(VENV)/.setup-*
