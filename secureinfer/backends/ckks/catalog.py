@@ -111,7 +111,7 @@ def check(graph: Graph, steps: Iterable[Step], options: Mapping[str, Any]) -> st
     return (
         _wrong_option(p, options)
         or _wrong_party(graph)
-        or next((reason for node in graph.nodes if (reason := _wrong_node(p, node))), None)
+        or next((reason for node in graph.nodes if (reason := _wrong_node(p, graph, node))), None)
         or _wrong_count(graph)
         or _wrong_cost(graph, steps, options)
     )
@@ -153,7 +153,7 @@ def _wrong_party(graph: Graph) -> str | None:
     return None
 
 
-def _wrong_node(p: Parameters, node: Node) -> str | None:
+def _wrong_node(p: Parameters, graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     if node.op == "reshape" and "low" in attrs and (type(attrs["low"]) not in (int, float) or attrs["low"]):
         return f"the least value of {node.name} is not 0"
@@ -163,6 +163,8 @@ def _wrong_node(p: Parameters, node: Node) -> str | None:
     if not _number(attrs.get("estimate_ms")) or not all(_integer(attrs.get(c), 0, 1 << 40) for c in counts):
         return f"the cost of {node.name} is none"
     if node.op == "linear":
+        if not set(node.inputs[1:]) <= set(graph.weights):
+            return f"{node.name} computes with what is no weight"
         level = _integer(attrs.get("level"), 1, p.levels)
         return (
             None if level and isinstance(attrs.get("base"), str) else f"{node.name} has no level or no base"

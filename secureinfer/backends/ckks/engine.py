@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...errors import SessionError
+from ...errors import ProgramFileError, SecureInferError, SessionError
 from ...plan.program import Program
 from ...transport.base import Clock, Link
 from ..base import Engine
@@ -44,4 +44,13 @@ def make_engine(
         return DataOwnerEngine(common)
     from .model_owner import ModelOwnerEngine
 
-    return ModelOwnerEngine(common, me, processes)
+    try:
+        return ModelOwnerEngine(common, me, processes)
+    except SecureInferError:
+        raise
+    except Exception as error:  # steps that do not fit together, in its own file
+        raise ProgramFileError(
+            f"this program is not what compiling gives: its steps do not fit ({type(error).__name__}); compile the model "
+            "again",
+            public_detail="steps",
+        ) from error

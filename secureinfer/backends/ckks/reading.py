@@ -181,6 +181,12 @@ class Packing:
         first = [n for n in graph.nodes if n.op == "linear" and n.attrs.get("base") == "inputs"]
         if not first or any(n.attrs.get("ciphertexts") != self.values for n in first):
             raise BadPlan("its inputs are not those that it counts")
+        known = {"inputs"}
+        for node in graph.nodes:
+            if node.op == "linear" and node.attrs.get("base") not in known:
+                raise BadPlan(f"{node.name} has no base")
+            if node.op == "polynomial":
+                known.add(node.name)
 
     def _check_told(self, graph: Graph, options: Mapping[str, Any]) -> None:
         """What the plan's costs are computed from is what is sent."""
