@@ -119,6 +119,7 @@ class ModelOwnerEngine(CkksEngine):
         self._arithmetic = Arithmetic(context, self._keys)
         if c.private:
             self._encryptor = api.Encryptor(context.context, self._keys.public)
+        self._pool.wait()
 
     def _check_keys(self, relinearisation: Any, galois: Any, public: Any = None) -> None:
         """Exactly those of the plan: others would take memory, and without one of them SEAL fails in the middle."""

@@ -39,7 +39,7 @@ class Helper:
     """One process. Messages go through a queue, so that this process computes its own share meanwhile."""
 
     def __init__(self, parameters: Parameters, party: str) -> None:
-        self._process, socket = spawn(MODULE)
+        self.process, socket = spawn(MODULE)
         self._pipe = Pipe(socket, party)
         self._queue: queue.SimpleQueue[tuple[dict[str, Any], list[Any]] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send, name="helper", daemon=True)
@@ -68,10 +68,10 @@ class Helper:
         self._queue.put(None)
         self._pipe.close()
         try:
-            self._process.wait(GRACE_SECONDS)
+            self.process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 class Pool:
@@ -89,8 +89,13 @@ class Pool:
         return self.helpers[index]
 
     def keys(self, relinearisation: Blob, galois: Blob) -> None:
+        """Give them to all, and begin to load them; `wait` for the end of that."""
         for helper in self.helpers:
             helper.post({"op": "keys"}, [relinearisation, galois])
+
+    def wait(self) -> None:
+        for helper in self.helpers:
+            helper.answer()
 
     def close(self) -> None:
         for helper in self.helpers:
@@ -190,6 +195,7 @@ class _Computer:
             self._rows[serial] = Rows(self._context, matrix, body["level"], body["factor"])
         elif operation == "keys":
             self._keys(blobs)
+            return {}, []
         elif operation == "apply":
             given = {i: self._load(b) for i, b in zip(body["sources"], blobs, strict=True)}
             found = self._matrices[serial].apply(self._ready(), given)

@@ -157,7 +157,8 @@ class SpreadMatrix:
         return [rows * i // processes for i in range(1, processes)]
 
     @property
-    def needs_raw(self) -> bool:
+    def shared(self) -> bool:
+        """Whether other processes have rows of it."""
         return bool(self._away)
 
     def apply(self, a: Arithmetic, given: Iterator[tuple[Ciphertext, Blob | None]]) -> list[Ciphertext]:
