@@ -12,6 +12,9 @@ OLDEST_VENV := .venv-torch2.13
 # More for pip to install. === takes the build that torchvision matches, and no local one such as 2.13.0+cpu.
 WITH ?=
 # The set-up is done once for each content of pyproject.toml.
+# Test files run side by side in so many processes; a file's tests stay together, and so do their sessions.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 STAMP := $(VENV)/.setup-$(firstword $(shell cksum < pyproject.toml))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_FLAGS := $(if $(CI),-qq,)
@@ -52,13 +55,13 @@ check: setup
 	@$(BIN)/lint-imports
 
 test: check
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-all: check
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 	@echo "test-all: again on the oldest torch that is supported"
 	@$(MAKE) --no-print-directory VENV=$(OLDEST_VENV) WITH="'torch===2.13.0'" setup
-	@$(OLDEST_VENV)/bin/python -m pytest -m "not slow"
+	@$(OLDEST_VENV)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow"
 
 clean:
 	rm -rf $(VENV) $(OLDEST_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
