@@ -284,6 +284,11 @@ def of_scale(context: Any, secret: Any, level: int) -> Any:
     return fresh(context, secret, level=level, scale=context.parameters.scale / 2)
 
 
+def of_almost_that_scale(context: Any, secret: Any, level: int) -> Any:
+    """SEAL adds nothing of two scales: it was seen to fail in the middle of a matrix."""
+    return fresh(context, secret, level=level, scale=context.parameters.scale * (1 + 1e-12))
+
+
 def of_no_scale(context: Any, secret: Any, level: int) -> Any:
     x = fresh(context, secret, level=level, scale=context.parameters.scale)
     x.scale = float("nan")
@@ -353,6 +358,7 @@ def residue_too_great(context: Any, secret: Any, level: int) -> bytes:
 BYTES: dict[str, Callable[[Any, Any, int], Any]] = {
     "of another level": of_level,
     "of another scale": of_scale,
+    "of almost that scale": of_almost_that_scale,
     "of no scale": of_no_scale,
     "of size 3": of_size_3,
     "a plaintext in disguise": transparent,
