@@ -13,6 +13,7 @@ Which rows, stride, blocks and offsets do is searched for: see proposals.py.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,7 +66,8 @@ class MatrixPlan:
 
     def turns(self, d: int) -> tuple[int, int]:
         """Giant and baby step of an offset, modulo the slots: a whole turn is none."""
-        return _turns(d, self.babies, self.source.slots)
+        slots = self.source.slots
+        return d // self.babies * self.babies % slots, d % self.babies % slots
 
     @property
     def sum_steps(self) -> tuple[int, ...]:
@@ -169,25 +171,28 @@ def diagonals(
     return found
 
 
-def _turns(d: int, babies: int, slots: int) -> tuple[int, int]:
-    return d // babies * babies % slots, d % babies % slots
-
-
 def split(offsets: Sequence[Sequence[int]], outs: int, slots: int) -> int:
     """Baby steps (a power of two, or the whole range) that make the fewest rotations."""
-    every = [d for o in offsets for d in o]
-    if not every:
+    alike = Counter(tuple(o) for o in offsets if o)  # most ciphertexts have the same ones
+    if not alike:
         return 1
-    span = max(1, max(abs(d) for d in every) + 1)
-    gaps = {abs(d) for d in every if d}
-    candidates = {1 << i for i in range(span.bit_length() + 1)} | {g for g in gaps if g <= 256}
-    if len(every) > 4:
-        root = math.isqrt(len(every))
+    arrays = [(np.array(o), count) for o, count in alike.items()]
+    every = np.unique(np.concatenate([o for o, _ in arrays]))
+    terms = sum(len(o) * count for o, count in arrays)
+    span = int(np.abs(every).max()) + 1
+    candidates = {1 << i for i in range(span.bit_length() + 1)} | {
+        abs(d) for d in every.tolist() if 0 < abs(d) <= 256
+    }
+    if terms > 4:
+        root = math.isqrt(terms)
         candidates |= set(range(max(1, root // 2), 2 * root + 2))
 
+    def rotations(steps: Indices) -> int:
+        return int(np.count_nonzero(np.bincount(steps % slots, minlength=1)[1:]))
+
     def cost(n: int) -> tuple[int, int]:
-        babies = sum(len({_turns(d, n, slots)[1] for d in o} - {0}) for o in offsets)
-        giants = len({_turns(d, n, slots)[0] for d in every} - {0})
+        babies = sum(count * rotations(o % n) for o, count in arrays)
+        giants = rotations(every // n * n)
         return babies + outs * giants, giants
 
     return min(sorted(candidates), key=cost)
