@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import struct
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 import pytest
 
 from secureinfer.errors import SecureInferError, WireError
+from secureinfer.measure.memory import peak_memory_bytes
 
 pytestmark = pytest.mark.needs("he")
 
@@ -181,7 +181,7 @@ def run(name: str, count: int, seed: int) -> int:
     target = targets()[name]
     for valid in target.valid:  # the twin: what is refused below is refused for its change
         target.check(valid)
-    chance, refused, before = random.Random(seed), 0, peak_bytes()
+    chance, refused, before = random.Random(seed), 0, peak_memory_bytes()
     for i in range(count):
         data = changed(chance.choice(target.valid), chance)
         start = time.thread_time()
@@ -194,14 +194,8 @@ def run(name: str, count: int, seed: int) -> int:
         except Exception as error:
             raise AssertionError(f"input {i} of seed {seed}: {type(error).__name__}: {error}") from error
         assert time.thread_time() - start < MOST_SECONDS, f"input {i} of seed {seed} took too long"
-        assert peak_bytes() - before < MOST_BYTES, f"input {i} of seed {seed} took too much memory"
+        assert peak_memory_bytes() - before < MOST_BYTES, f"input {i} of seed {seed} took too much memory"
     return refused
-
-
-def peak_bytes() -> int:
-    """Of this process alone: getrusage begins with what its parent had."""
-    (line,) = re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
-    return int(line) << 10
 
 
 def apart(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
