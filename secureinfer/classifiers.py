@@ -156,15 +156,18 @@ def _perceptron() -> nn.Module:
 
 def _convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(), nn.AvgPool2d(2),
-        nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.SiLU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(16, 10),
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.AvgPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.SiLU(), nn.Flatten(), nn.Linear(108, 10),
     )  # fmt: skip
 
 
 BREAST_CANCER = Task("breast cancer", "patient", "a 30-16-2 perceptron", _patients, _perceptron)
 DIGITS = Task(
-    "digits", "image", "two convolutions, each with batch norm and average pooling", _images, _convolutions
+    "digits",
+    "image",
+    "convolutions of 8 and 12 channels with batch norms and average pooling",
+    _images,
+    _convolutions,
 )
 TASKS = (BREAST_CANCER, DIGITS)
 

@@ -88,7 +88,7 @@ def run(
     for task in tasks:
         data = task.load()
         with terminal.working(
-            f"{task.name}: model owner trains {task.network}, and tunes it with polynomials for SiLU"
+            f"{task.name}: model owner trains {task.network}, then the same with polynomials for SiLU"
         ):
             learnt = Learnt(task, data, train(task, data))
         single, batch = (_measured(terminal, learnt, n, runs, network) for n in (1, len(data.held_x)))
