@@ -381,8 +381,8 @@ pair = Pair(program)
 client = pair.engines[OWNER]._client
 
 def told():  # in a form that is not the key's own, so that none of this is found
-    plain = client._generator.secret_key().data()
-    print(*(plain.data(i) ^ (1 << 64) - 1 for i in range(3000, 3016)), flush=True)
+    key = client._generator.secret_key()
+    print(*(key.data().data(i) ^ (1 << 64) - 1 for i in range(3000, 3016)), flush=True)
 
 told()
 pair.infer(X)
@@ -417,7 +417,7 @@ def test_the_key_is_erased_from_memory_at_the_end() -> None:
     assert child.stdin is not None and child.stdout is not None
     try:
         needle = b"".join(struct.pack("<Q", int(v) ^ (1 << 64) - 1) for v in child.stdout.readline().split())
-        assert len(needle) == 128
+        assert len(needle) == 128 and len(set(needle)) > 32
         seen = []
         for _ in range(2):
             assert child.stdout.readline() == "now\n"
