@@ -87,9 +87,7 @@ def run(
     results = []
     for task in tasks:
         data = task.load()
-        with terminal.working(
-            f"{task.name}: model owner trains {task.network}, then the same with polynomials for SiLU"
-        ):
+        with terminal.working(f"{task.name}: training, as float and with polynomials"):
             learnt = Learnt(task, data, train(task, data))
         single, batch = (_measured(terminal, learnt, n, runs, network) for n in (1, len(data.held_x)))
         results.append(Result(learnt, single, batch))
@@ -121,7 +119,7 @@ def _measured(
     threads = _quickest_threads(lambda: model(x))
     with _threads(threads), torch.inference_mode(), terminal.working(f"{what}: plaintext"):
         before = time_plaintext(lambda: model(x))
-    with terminal.working(f"{what}: starting two parties, data owner and model owner (mutual TLS)"):
+    with terminal.working(f"{what}: starting both owners (mutual TLS)"):
         session = api.local_session(program, network=network)
     asked: list[torch.Tensor] = []
     answers: list[torch.Tensor] = []
@@ -270,7 +268,8 @@ def _ranges(result: Result) -> str:
     ]
     fits = " and ".join(f"degree {row.degree} on ±{row.radius:.3g}" for row in rows)
     outside, values = sum(row.check_outside or 0 for row in rows), sum(row.check_values or 0 for row in rows)
-    return f"{result.learnt.task.name}: {fits} in place of SiLU; {outside} of {values:,} held-out values lie outside"
+    task = result.learnt.task
+    return f"{task.name}: {task.network}; {fits} in place of SiLU; {outside} of {values:,} held-out values lie outside"
 
 
 def _doubts(result: Result) -> list[str]:
