@@ -186,7 +186,9 @@ def test_more_bytes_than_the_plan_allows_are_a_fault(
 
 
 def test_the_command_tells_the_cost_without_speaking_of_a_dealer(program: si.Program) -> None:
-    assert cli._totals(program) == "3 steps; each inference will take 2 rounds and at most 1.06 kB"
+    assert cli._totals(program) == (
+        "3 steps; each inference will take 2 rounds and at most 1.06 kB, after at most 320 B once a session"
+    )
     data = cli.plan_json(program)
     assert data["totals"]["exact_bytes"] is False and data["totals"]["dealt_bytes"] == 0
     assert data["steps"][1] == {
