@@ -341,7 +341,10 @@ def test_pooled_images_are_sums_of_rotations(
     assert holds(both.target, simulate(both, m, whole.pack(x)), m @ summed.numpy())
     out, context = computed(both, m, None, whole.pack(x))
     assert holds(both.target, out, m @ summed.numpy())
-    assert context.evaluator.calls["rotate"] == both.rotations
+    rotated = context.evaluator.calls["rotate"]
+    assert (
+        rotated == both.rotations if len(diagonals(both, m)) == both.products else rotated <= both.rotations
+    )
     assert both.rotations - plan.rotations == whole.ciphertexts * (tall + wide - 2)
 
 

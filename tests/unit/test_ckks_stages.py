@@ -15,7 +15,8 @@ from torch import nn
 
 import secureinfer as si
 from secureinfer.backends.ckks.affine import INPUTS, Stages, run_stages, to_stages
-from secureinfer.backends.ckks.schedule import Schedule, levels_of, make_schedule
+from secureinfer.backends.ckks.headroom import head_bits
+from secureinfer.backends.ckks.schedule import Made, Schedule, levels_of, make_schedule
 from secureinfer.backends.ckks.server import Matrix, Polynomial
 from secureinfer.compression.activations import PolynomialActivation
 from secureinfer.errors import CompileError, UnsupportedModelError
@@ -254,10 +255,10 @@ def test_stages_are_the_graph_with_polynomials_in_it(name: str, staged: Callable
 
 
 def run_schedule(
-    schedule: Schedule, stages: Stages, x: torch.Tensor, slots: int
+    schedule: Schedule, stages: Stages, x: torch.Tensor, slots: int, head_bits: int = 20
 ) -> tuple[torch.Tensor, ClearContext]:
     """The outputs as the model owner computes them, with keys for the schedule's rotations alone."""
-    context = ClearContext(slots, schedule.levels)
+    context = ClearContext(slots, schedule.levels, scale_bits=30, first_bits=30 + head_bits)
     a, scale = arithmetic(context, schedule.steps()), context.parameters.scale
     held = {INPUTS: [context.encrypted(v) for v in schedule.inputs.pack(x.numpy())]}
     scales = {INPUTS: scale}
@@ -298,6 +299,52 @@ def test_a_schedule_computes_its_stages(name: str, slots: int, staged: Callable[
     assert calls["multiply_plain"] <= sum(p.products for p in plans) + sum(
         len(s.coefficients) * s.layout.ciphertexts for s in schedule.stages if s.depth > 1
     )
+
+
+# Head-room: what a fold leaves in other slots must fit below the modulus too.
+
+
+def cancelling(size: float) -> nn.Module:
+    """Every value of the hidden layer comes twice, and the last layer takes it away again."""
+    first, last = nn.Linear(4, 16), nn.Linear(16, 3)
+    with torch.no_grad():
+        first.weight[8:], first.bias[8:] = first.weight[:8], first.bias[:8]
+        last.weight[:, :8] = torch.rand(3, 8) * size
+        last.weight[:, 8:] = -last.weight[:, :8]
+    return nn.Sequential(first, square(), last)
+
+
+@pytest.mark.parametrize(
+    "model", [cancelling(1000.0), nn.Sequential(nn.Linear(4, 9), Of(lambda s, x: x**15), nn.Linear(9, 3))]
+)
+def test_the_head_room_is_enough_for_what_stands_in_all_slots(model: nn.Module) -> None:
+    slots, found = 64, Staged(model, (1, 4))
+    schedule = make_schedule(found.stages, 2 * slots, 1)
+    needed = math.ceil(head_bits(found.stages, Made.of(found.stages, schedule), found.samples, 30))
+    wanted, _ = run_stages(found.stages, found.samples)
+    for x, row in zip(found.samples, wanted, strict=True):
+        came, _ = run_schedule(schedule, found.stages, x, slots, max(needed, 1))
+        assert float((came - row).abs().max()) < 1e-6
+
+
+def test_with_the_results_head_room_alone_a_sum_of_parts_would_not_fit() -> None:
+    """The twin: results are small, and what is left of their parts spoils them."""
+    slots, found = 64, Staged(cancelling(1000.0), (1, 4))
+    schedule = make_schedule(found.stages, 2 * slots, 1)
+    outputs, _ = run_stages(found.stages, found.samples)
+    assert (
+        float(outputs.abs().max()) < 1
+        and head_bits(found.stages, Made.of(found.stages, schedule), found.samples, 30) > 6
+    )
+    with pytest.raises(OverflowError):
+        for x in found.samples:
+            run_schedule(schedule, found.stages, x, slots, 3)
+
+
+def test_what_no_number_holds_needs_infinite_head_room() -> None:
+    found = Staged(nn.Sequential(nn.Linear(4, 9), Of(lambda s, x: x**63), nn.Linear(9, 3)), (1, 4))
+    schedule = make_schedule(found.stages, 128, 1)
+    assert head_bits(found.stages, Made.of(found.stages, schedule), found.samples * 1e6, 30) == math.inf
 
 
 # The plan is public: it depends on layers, and not on weights (rule R6).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -590,33 +591,55 @@ def depth_of(stage: Stage) -> int:
     return multiplicative_depth(len(stage.coefficients) - 1)
 
 
-Runner = Callable[[torch.Tensor], torch.Tensor]
+class Noise(Protocol):
+    """Values with what computing on ciphertexts adds to them."""
+
+    def rescaled(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def computed(self, x: torch.Tensor, stage: Stage) -> torch.Tensor:
+        """What a stage's matrices give."""
 
 
 def run_stages(
-    stages: Stages, inputs: torch.Tensor, noise: Callable[[Stage, torch.Tensor], torch.Tensor] | None = None
+    stages: Stages, inputs: torch.Tensor, noise: Noise | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Outputs [s, m] for inputs [s, n], and by stage the values before its activation. noise: what is added to a stage's
-    values and to its results."""
+    """Outputs [s, m] for inputs [s, n], and by stage the values before its activation."""
     bases: dict[str, torch.Tensor] = {INPUTS: inputs}
-    images = {stage.name: stage.image for stage in stages.stages}
     before: dict[str, torch.Tensor] = {}
     for stage in stages.stages:
         value = stage.bias[None].expand(inputs.shape[0], -1)
-        for (base, matrix), window in zip(stage.parts, stage.windows, strict=True):
+        for (base, matrix), window, image in zip(stage.parts, stage.windows, stage.shapes, strict=True):
             x = bases[base]
-            if window != (1, 1):
-                x = summed(x, images[base] or (1, 1, 1), window)
+            if window != (1, 1) and image is not None:
+                x = summed(x, image, window)
             value = value + x @ matrix.T
         if noise is not None:
-            value = value + noise(stage, value)
-        before[stage.name] = value
-        result = value
+            value = noise.computed(value, stage)
+        before[stage.name] = bases[stage.name] = value
         if stage.kind == "polynomial":
-            result = torch.zeros_like(value)
-            for c in reversed(stage.coefficients):
-                result = result * value + c
-        if noise is not None and stage.kind != "output":
-            result = result + noise(stage, result)
-        bases[stage.name] = result
+            bases[stage.name] = _evaluated(stage.coefficients, value, noise)
     return bases[stages.stages[-1].name], before
+
+
+def _evaluated(coefficients: Sequence[float], x: torch.Tensor, noise: Noise | None) -> torch.Tensor:
+    """A polynomial; with noise, as the model owner computes it: each product of values or with a coefficient is rescaled."""
+    if noise is None:
+        result = torch.zeros_like(x)
+        for c in reversed(coefficients):
+            result = result * x + c
+        return result
+    powers = [x]
+    for _ in range(multiplicative_depth(len(coefficients) - 1) - 1):
+        powers.append(noise.rescaled(powers[-1] * powers[-1]))
+    return _terms(list(coefficients), powers, noise)
+
+
+def _terms(c: list[float], powers: list[torch.Tensor], noise: Noise) -> torch.Tensor:
+    if len(powers) == 1:
+        constant, slope = [*c, 0.0, 0.0][:2]
+        return constant + (noise.rescaled(slope * powers[0]) if slope else torch.zeros_like(powers[0]))
+    half = 1 << (len(powers) - 1)
+    low = _terms(c[:half], powers[:-1], noise)
+    if not any(c[half:]):
+        return low
+    return low + noise.rescaled(_terms(c[half:], powers[:-1], noise) * powers[-1])

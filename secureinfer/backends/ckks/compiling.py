@@ -13,7 +13,7 @@ from ...graph.ops import run_reference
 from ...graph.structure import flatten_inputs
 from .found import Source
 from .lowering import lower
-from .params import Parameters
+from .params import MOST_BITS, Parameters
 
 Exported = tuple[Graph, dict[str, torch.Tensor], dict[str, torch.Tensor]]
 Export = Callable[[Any, Mapping[str, Any]], Exported]
@@ -92,6 +92,11 @@ def _check_settings(given: Mapping[str, Any]) -> None:
                 raise SettingsError(f"CKKS {name} is a positive number, got {value!r}")
         elif type(value) is not int or value < 1:
             raise SettingsError(f"CKKS {name} is a positive integer, got {value!r}")
+        elif name == "degree" and value not in MOST_BITS:
+            raise SettingsError(
+                f"CKKS degree is one of {', '.join(map(str, MOST_BITS))}, got {value}; smaller ones hold no useful chain at "
+                "128 bits of security"
+            )
 
 
 def _batch(graph: Graph, example: Mapping[str, torch.Tensor]) -> int:

@@ -20,10 +20,11 @@ from ...graph.ranges import power_of_two
 from .affine import INPUTS, Stages, run_stages, to_stages
 from .catalog import key_bytes
 from .found import Found, Source
+from .headroom import head_bits
 from .limits import MOST_CIPHERTEXTS, MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATIONS, MOST_SLOTS, MOST_SPREAD
 from .noise import ENCODING, PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, predicted_error
-from .params import LEAST_SCALE, MOST_BITS, Parameters, check, fitted
-from .schedule import Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
+from .params import LEAST_SCALE, MOST_BITS, MOST_PRIME, Parameters, check, fitted
+from .schedule import Made, Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
 from .writing import write
 
 ERROR = 1e-3
@@ -71,6 +72,12 @@ def _options(source: Source, found: Found) -> dict[str, Any]:
         **found.parameters.to_options(), "layout": layout, "returned": returned, "galois_keys": keys,
         "noise": found.predicted_error, "late_rescaling": found.late,
     }  # fmt: skip
+
+
+def _rounded(error: float) -> float:
+    """Up, to a quarter of an octave: the program's public part states it, and with all its digits it would let anybody test
+    guesses of the weights."""
+    return float(2.0 ** (math.ceil(4 * math.log2(error)) / 4)) if 0 < error < math.inf else error
 
 
 class _Search:
@@ -127,29 +134,41 @@ class _Search:
         head = max(3, 2 + math.ceil(math.log2(greatest))) if math.isfinite(greatest) else 60
         parameters = self._parameters(degree, levels, head)
         if parameters is None:
-            each = LEAST_DEFAULT_SCALE * self.split
-            fit = (MOST_BITS[degree] - (2 * (each + head))) // each
-            return (
-                f"{levels} levels, results up to {greatest:.3g} and 128 bits of security need a longer modulus than the "
-                f"{MOST_BITS[degree]} bits that it allows; about {max(0, fit)} levels fit. Take fewer layers, "
-                "activations of a "
-                "lower degree (si.Approximate, or squares), or backend='mpc'"
-            )
+            return self._too_deep(degree, levels, head, f"results up to {greatest:.3g}")
         schedule = self._schedule(stages, parameters)
+        made = None if schedule is None else Made.of(stages, schedule)
+        if made is not None:
+            needed = head_bits(stages, made, hard, parameters.scale_bits)
+            if needed > head:
+                head = math.ceil(needed) if needed < MOST_PRIME else MOST_PRIME
+                parameters = self._parameters(degree, levels, head)
+            if parameters is None:
+                sums = f"sums of parts of results, of {needed:.0f} bits where their parts cancel out,"
+                return self._too_deep(degree, levels, head, sums)
         if (reason := self._too_much(stages, parameters, schedule)) is not None:
             return reason
-        early = predicted_error(stages, hard, parameters, schedule, early=True)
+        early = predicted_error(stages, hard, parameters, made, early=True)
         late = early * self.flooding > self.target
-        error = predicted_error(stages, hard, parameters, schedule, early=False) if late else early
-        if not error * self.flooding <= self.target:
+        error = predicted_error(stages, hard, parameters, made, early=False) if late else early
+        told = _rounded(error)
+        if not (told if self.private else error) * self.flooding <= self.target:
             return (
                 f"its noise would make an error of {error * self.flooding:.1e}, above {self.target:g} (scale of "
                 f"{parameters.scale_bits} bits); a smaller range of inputs, or of activations, makes less"
             )
         if self.private:  # as much of the error as there is, to hide what float64 does not
             hidden = min(ENCODING * max(1.0, greatest), self.target / 2.0 ** (PRIVACY + 1))
-            error = max(error, hidden / 2.0**PRIVACY_MARGIN)
-        return Found(stages, parameters, schedule, error, late)
+            told = max(told, _rounded(hidden / 2.0**PRIVACY_MARGIN))
+        return Found(stages, parameters, schedule, told, late)
+
+    def _too_deep(self, degree: int, levels: int, head: int, values: str) -> str:
+        each = LEAST_DEFAULT_SCALE * self.split
+        fit = (MOST_BITS[degree] - (2 * (each + head))) // each
+        return (
+            f"{levels} levels, {values} and 128 bits of security need a longer modulus than the {MOST_BITS[degree]} bits "
+            f"that it allows; about {max(0, fit)} levels fit. Take fewer layers, activations of a lower degree "
+            "(si.Approximate, or squares), or backend='mpc'"
+        )
 
     def _too_much(self, stages: Stages, parameters: Parameters, schedule: Schedule | None) -> str | None:
         """Why no party would run it: see limits.py."""
@@ -207,7 +226,11 @@ class _Search:
         """A sample over the slots, or None where a slot a sample is estimated faster, or asked for."""
         source, wanted = self.source, self.settings.get("layout")
         spread = stages.sizes[INPUTS] <= MOST_SPREAD and (source.independent and source.batch > 1)
-        if wanted == "batch" and source.independent:
+        if wanted == "batch":
+            if not source.independent:
+                raise SettingsError(
+                    "CKKS layout 'batch' has a slot for each sample; this model does not treat the samples of a batch apart"
+                )
             return None
         try:
             schedule = make_schedule(stages, parameters.degree, self.split, private=self.private)

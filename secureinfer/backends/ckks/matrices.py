@@ -23,6 +23,9 @@ import numpy.typing as npt
 from .layouts import NOTHING, Indices, Layout
 
 Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[np.float64]
+Diagonals = dict[tuple[int, int, int], Array]
+"""(target ciphertext, source ciphertext, offset) -> [slots]."""
 
 ENCRYPTION_PRIMES_MS = 1.0
 TRANSFER_PRIMES_MS = 0.3
@@ -143,10 +146,8 @@ class Placement:
         return bool((self.code[mask] != NOTHING).all())
 
 
-def diagonals(
-    plan: MatrixPlan, matrix: npt.NDArray[np.float64]
-) -> dict[tuple[int, int, int], npt.NDArray[np.float64]]:
-    """(target ciphertext, source ciphertext, offset) -> [slots], without those that are zero throughout.
+def diagonals(plan: MatrixPlan, matrix: Array) -> Diagonals:
+    """Those that are not zero throughout, by the slots of the product.
 
     Raises ValueError for an entry that the plan does not reach.
     """
@@ -157,7 +158,7 @@ def diagonals(
     code = placement.code[r, c]
     if (code == NOTHING).any():
         raise ValueError("the matrix has entries where the plan has none")
-    found: dict[tuple[int, int, int], npt.NDArray[np.float64]] = {}
+    found: Diagonals = {}
     order = np.argsort(code, kind="stable")
     bounds = np.flatnonzero(np.diff(code[order], prepend=NOTHING - 1))
     for start, end in zip(bounds, [*bounds[1:], len(order)], strict=True):
@@ -273,9 +274,7 @@ def only_rows(plan: MatrixPlan) -> Layout:
     )
 
 
-def simulate(
-    plan: MatrixPlan, matrix: npt.NDArray[np.float64], slots: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def simulate(plan: MatrixPlan, matrix: Array, slots: Array) -> Array:
     """What the slots hold after the product: [source ciphertexts, slots] to [target ciphertexts, slots], left-overs too."""
     for count, step in plan.sums:
         slots = np.sum([np.roll(slots, -i * step, axis=1) for i in range(count)], axis=0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from .affine import Stage, Stages, run_stages
+from .matrices import Array, Diagonals, MatrixPlan
 from .params import Parameters
-from .schedule import Schedule
+from .schedule import Made
 
 HARD_STEPS = 30
 LEAST_NOISE = 2.0**-32
@@ -53,29 +55,83 @@ def noise_std(parameters: Parameters) -> float:
     return math.sqrt(n * (1 + 2 * n / 3) / 12) / parameters.scale
 
 
-def predicted_error(
-    stages: Stages, inputs: torch.Tensor, parameters: Parameters, schedule: Schedule | None, *, early: bool
-) -> float:
-    """Greatest error of the outputs with the noise of every rescaling added, over several draws.
+def rotation_variances(parameters: Parameters) -> Array:
+    """[slots]: of one rotation. Each digit of a ciphertext, as great as its prime q, is multiplied by an error of deviation
+    3.2 and divided by the special prime.
 
-    early: rescaling comes before a fold, which then adds the noise of its blocks up.
+    SEAL's digits are 0 to q and not around 0: their mean, q / 2 in each coefficient, adds up in the slots whose root is near
+    1, such as the first, to a hundred times what the rest makes.
     """
-    generator = torch.Generator().manual_seed(1)
-    folds = (
-        {s.stage: max(p.plan.blocks for p in s.parts) for s in schedule.stages} if schedule and early else {}
-    )
-    std = noise_std(parameters)
-    small = min(
-        1.0, std / LEAST_NOISE
-    )  # float64 could not tell less from none; the error grows in proportion
-    std /= small
+    n = parameters.degree
+    shares = sum(4.0 ** (bits - parameters.special_bits) for bits in parameters.moduli[:-1])
+    roots = np.array([pow(3, j, 2 * n) for j in range(parameters.slots)])
+    digits = n / 12 + 0.25 / np.sin(np.pi * roots / (2 * n)) ** 2
+    switched = 3.2**2 * n * shares * digits / 2 / parameters.scale**2  # the real part
+    return noise_std(parameters) ** 2 + switched
 
-    def noise(stage: Stage, value: torch.Tensor) -> torch.Tensor:
-        return (
-            torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            * std
-            * math.sqrt(folds.get(stage.name, 1))
-        )
 
+def _matrix_variances(
+    plan: MatrixPlan, products: Diagonals, rescaling: float, rotation: Array, *, early: bool
+) -> Array:
+    """[target ciphertexts, slots]: of what a matrix gives, after its rescaling and its fold."""
+    summed = np.zeros_like(rotation)
+    for count, step in plan.sums:
+        summed = np.sum([np.roll(summed, -i * step) for i in range(count)], axis=0) + (count - 1) * rotation
+    found = np.zeros((plan.target.ciphertexts, len(rotation)))
+    for (target, _, d), vector in products.items():
+        giant, baby = plan.turns(d)
+        operand = np.roll(summed, -d) + (np.roll(rotation, -giant) if baby else 0.0)
+        found[target] += vector**2 * operand
+    found += rescaling if early else 0.0
+    for step in plan.fold_steps:
+        found = found + np.roll(found, -step, axis=1) + (rotation if early else 0.0)
+    return found if early else found + rescaling
+
+
+class _Drawn:
+    """Noise, drawn for every value. scale: by which all of it is greater than it is."""
+
+    def __init__(self, parameters: Parameters, made: Made | None, *, early: bool, scale: float) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.rescaling = scale * noise_std(parameters)
+        self.matrices: dict[str, torch.Tensor] = {}
+        if made is None:
+            return
+        rotation = rotation_variances(parameters)
+        for stage in made.schedule.stages:
+            found = sum(
+                _matrix_variances(
+                    p.plan,
+                    made.products[stage.stage, p.base],
+                    noise_std(parameters) ** 2,
+                    rotation,
+                    early=early,
+                )
+                for p in stage.parts
+            )
+            rows = torch.from_numpy(np.asarray(found).reshape(-1)[stage.parts[0].plan.rows])
+            self.matrices[stage.stage] = scale * rows.sqrt()
+
+    def _more(self, x: torch.Tensor, std: float | torch.Tensor) -> torch.Tensor:
+        return x + std * torch.randn(x.shape, generator=self.generator, dtype=torch.float64)
+
+    def rescaled(self, x: torch.Tensor) -> torch.Tensor:
+        return self._more(x, self.rescaling)
+
+    def computed(self, x: torch.Tensor, stage: Stage) -> torch.Tensor:
+        return self._more(x, self.matrices.get(stage.name, self.rescaling))
+
+
+def predicted_error(
+    stages: Stages, inputs: torch.Tensor, parameters: Parameters, made: Made | None, *, early: bool
+) -> float:
+    """Greatest error of the outputs with the noise of every rescaling and rotation added, over several draws.
+
+    made: how one sample is spread over slots, or None. early: rescaling comes before a fold, which adds the noise of its
+    blocks up.
+    """
+    # float64 could not tell less from none; the error grows in proportion
+    small = min(1.0, noise_std(parameters) / LEAST_NOISE)
+    noise = _Drawn(parameters, made, early=early, scale=1 / small)
     exact, _ = run_stages(stages, inputs)
     return small * max(float((run_stages(stages, inputs, noise)[0] - exact).abs().max()) for _ in range(4))

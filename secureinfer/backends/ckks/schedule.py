@@ -11,7 +11,18 @@ import torch
 from ...errors import UnsupportedModelError, UnsupportedNode
 from .affine import INPUTS, Stage, Stages, depth_of
 from .layouts import Layout
-from .matrices import Mask, MatrixPlan, after_sums, encryption_ms, only_rows, pooled, product_ms, rotation_ms
+from .matrices import (
+    Diagonals,
+    Mask,
+    MatrixPlan,
+    after_sums,
+    diagonals,
+    encryption_ms,
+    only_rows,
+    pooled,
+    product_ms,
+    rotation_ms,
+)
 from .proposals import choose, fixed_rows, for_layout, for_packed, holding, image_layout
 
 
@@ -54,6 +65,26 @@ class Schedule:
     def steps(self) -> set[int]:
         """Every rotation in use."""
         return set().union(*(p.plan.steps() for s in self.stages for p in s.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A schedule, and by stage and base the diagonals of each matrix."""
+
+    schedule: Schedule
+    products: Mapping[tuple[str, str], Diagonals]
+
+    @classmethod
+    def of(cls, stages: Stages, schedule: Schedule) -> Made:
+        plans = {(s.stage, p.base): p.plan for s in schedule.stages for p in s.parts}
+        return cls(
+            schedule,
+            {
+                (stage.name, base): diagonals(plans[stage.name, base], matrix.numpy())
+                for stage in stages.stages
+                for base, matrix in stage.parts
+            },
+        )
 
 
 def levels_of(stages: Stages) -> tuple[int, dict[str, int]]:
