@@ -503,3 +503,33 @@ def test_objects_that_hold_secrets_do_not_print_them(program: si.Program) -> Non
             assert raw[:WINDOW].hex() not in shown, form
         values = [f"{float(v):.6g}" for v in pair.infer(X)[0].reshape(-1)]
         assert not any(v in shown for v in values)
+
+
+# --- what the public part of a program tells ---
+
+
+def public_part(scale: float, **options: Any) -> si.Program:
+    """Of a model whose weights are all so much greater."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            generator = torch.Generator().manual_seed(i)
+            parameter.copy_(scale * torch.rand(parameter.shape, generator=generator))
+    calibration = [(X.roll(i, 1),) for i in range(4)]
+    return si.compile(model, (X,), backend="ckks", calibration=calibration, **options).public()
+
+
+@pytest.mark.parametrize("options", [{}, {"circuit_privacy": 40}], ids=["bare", "private"])
+def test_the_public_part_is_the_same_for_other_weights(options: dict[str, Any]) -> None:
+    """Else whoever has it could test guesses of the weights: ranges and noise are rounded."""
+    first, second = (public_part(scale, **options) for scale in (1.0, 1.000001))
+    assert first.manifest_digest == second.manifest_digest
+
+
+def test_a_figure_with_all_its_digits_would_tell_weights_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from secureinfer.backends.ckks import lowering
+
+    monkeypatch.setattr(lowering, "_rounded", lambda error: error)
+    first, second = (public_part(scale) for scale in (1.0, 1.000001))
+    assert first.manifest_digest != second.manifest_digest
+    assert first.options["noise"] == pytest.approx(second.options["noise"], rel=1e-3)
