@@ -78,8 +78,7 @@ model, x = torch.nn.Linear(4, 2).eval(), torch.rand(1, 4)
 print(si.compile(model, x).backend, si.compile(model, x, backend="plaintext").backend)
 program = si.compile(model, x, backend="ckks", calibration=[(x,)])
 print(program.plan.totals.rounds)
-program.save("other.si")
-print(si.Program.load("other.si").manifest_digest == program.manifest_digest)
+print(si.Program.load("model.public.si").manifest_digest == si.Program.load("model.si").manifest_digest)
 try:
     si.local_session(program)
 except si.SettingsError as error:
@@ -96,11 +95,6 @@ def test_everything_but_a_session_works_and_that_says_what_to_install(folder: Pa
     backends, rounds, same, error = done.stdout.splitlines()
     assert (backends, rounds, same) == ("mpc plaintext", "2", "True")
     assert INSTALL in error and "backend='mpc' works without" in error
-
-
-def test_a_plan_is_shown_without_it(folder: Path) -> None:
-    plan = json.loads(command(folder, "plan", "model.public.si", "--json").stdout)
-    assert plan["backend"] == "ckks" and plan["totals"]["rounds"] == 2
 
 
 def settings(folder: Path, port: int) -> None:
