@@ -134,4 +134,6 @@ def test_a_session_says_at_both_sides_who_has_to_install_it(folder: Path, withou
     finally:
         up.send_signal(signal.SIGTERM)
         said = up.communicate(timeout=20)[1]
-    assert up.returncode == 0 and INSTALL in said, said  # its daemon went on, and its owner can read it too
+    assert up.returncode == 0, said  # its daemon went on
+    # Its owner can read it too; where the data owner is the first to end, perhaps no more than that.
+    assert INSTALL in said or own and "data_owner ended it before it began" in said, said
