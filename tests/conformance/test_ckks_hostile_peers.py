@@ -239,6 +239,37 @@ def test_keys_that_are_not_the_plans_are_refused_before_anything_is_computed(
     assert (peak_memory_bytes() or 0) - before < 300 << 20
 
 
+def zero_public_key(client: Any, keys: list[bytearray]) -> bytes:
+    """What is encrypted with it is hidden by nothing."""
+    key = client.context.api.PublicKey()
+    client._generator.create_public_key(key)
+    raw = bytearray(uncompressed(key.data()))
+    count = 2 * key.data().poly_modulus_degree() * key.data().coeff_modulus_size()
+    raw[-8 * count :] = bytes(8 * count)
+    return bytes(raw)
+
+
+PUBLIC = 2
+PUBLIC_FAULTS: dict[str, KeyFault] = {
+    "no public key": (PUBLIC, lambda c, k: b"", WireError, "no public key"),
+    "a public key of zeros": (PUBLIC, zero_public_key, WireError, "hides nothing"),
+    "a secret key for a public key": (PUBLIC, secret_key, UnsafeError, "secret key in place of public key"),
+    "a ciphertext for a public key": (
+        PUBLIC,
+        lambda c, k: c.encrypt(np.zeros(4096)),
+        WireError,
+        "could not be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PUBLIC_FAULTS)
+def test_a_public_key_for_circuit_privacy_is_one(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    made = si.compile(nn.Linear(4, 2).eval(), (X,), backend="ckks", calibration=[(X,)], circuit_privacy=40)
+    monkeypatch.setitem(KEY_FAULTS, what, PUBLIC_FAULTS[what])
+    test_keys_that_are_not_the_plans_are_refused_before_anything_is_computed(made, monkeypatch, what)
+
+
 def test_keys_of_another_session_are_refused(program: si.Program) -> None:
     with Pair(program) as other:
         old = [f.payload for f in other.frames if f.address.phase == "setup"]
@@ -309,13 +340,13 @@ def of_size_3(context: Any, secret: Any, level: int) -> Any:
 def transparent(context: Any, secret: Any, level: int) -> Any:
     """c1 = 0 throughout: c0 is a plaintext for all to read."""
     x = fresh(context, secret, level=level, scale=context.parameters.scale)
-    raw = bytearray(uncompressed(context, x))
+    raw = bytearray(uncompressed(x))
     half = 8 * context.parameters.degree * context.parameters.primes_at(level)
     raw[-half:] = bytes(half)
     return bytes(raw)
 
 
-def uncompressed(context: Any, x: Any) -> bytes:
+def uncompressed(x: Any) -> bytes:
     """A ciphertext as SEAL saves it without compression."""
     count = x.size() * x.poly_modulus_degree() * x.coeff_modulus_size()
     array = np.array([x[i] for i in range(count)], dtype=np.uint64)
@@ -348,9 +379,7 @@ def of_others(context: Any, secret: Any, level: int) -> Any:
 
 
 def residue_too_great(context: Any, secret: Any, level: int) -> bytes:
-    raw = bytearray(
-        uncompressed(context, fresh(context, secret, level=level, scale=context.parameters.scale))
-    )
+    raw = bytearray(uncompressed(fresh(context, secret, level=level, scale=context.parameters.scale)))
     raw[-8:] = b"\xff" * 8
     return bytes(raw)
 

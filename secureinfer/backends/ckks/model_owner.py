@@ -136,8 +136,8 @@ class ModelOwnerEngine(CkksEngine):
                 f"{peer}: {galois.size()} Galois keys, where the plan has {len(steps)} rotations",
                 public_detail="Galois keys",
             )
-        if self._common.private and public is None:
-            raise WireError(f"{peer}: no public key", public_detail="public key")
+        if self._common.private and (public is None or public.data().is_transparent()):
+            raise WireError(f"{peer}: no public key, or one that hides nothing", public_detail="public key")
 
     def run(self, index: int, inputs: Mapping[str, torch.Tensor] | None) -> None:
         c, a = self._common, self._arithmetic
