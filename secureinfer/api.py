@@ -11,7 +11,7 @@ from .backends.ckks.compiling import Export, compile_model
 from .backends.mpc.rings import LEAST_PRECISION, MOST_PRECISION
 from .compression.adopt import adopt
 from .compression.transform import run
-from .errors import SettingsError
+from .errors import CompileError, SettingsError
 from .graph.export import as_call, check_module, export_graph
 from .plan.planner import make_plan
 from .plan.program import Program
@@ -36,7 +36,7 @@ def compress(
     Raises SettingsError for a transform that does not exist, CompileError for a model whose weights cannot be used.
     """
     check_module(model)
-    return run(model, transforms, calibration)
+    return run(model, transforms, _batches(calibration))
 
 
 def compile(
@@ -84,6 +84,7 @@ def compile(
         circuit_privacy=circuit_privacy,
         ckks=ckks,
     )
+    calibration = _batches(calibration)
     registry = catalog(backend, protocol)
     protocol = protocol or default_protocol(backend)
     args, kwargs = as_call(example_inputs)
@@ -147,6 +148,8 @@ def check_settings(
         if circuit_privacy or ckks:
             raise SettingsError("circuit_privacy and ckks are settings of backend='ckks'")
         return
+    if ckks is not None and not isinstance(ckks, Mapping):
+        raise SettingsError(f"ckks is a mapping, such as {{'degree': 8192}}; got {ckks!r}")
     if circuit_privacy not in (0, 40) or isinstance(circuit_privacy, bool):
         raise SettingsError(f"circuit_privacy is 0 or 40 (bits), got {circuit_privacy!r}")
     if public_weights:
@@ -154,6 +157,19 @@ def check_settings(
             "public_weights is not of backend='ckks': weights stay with the model owner there, and public ones would save "
             "nothing"
         )
+
+
+def _batches(calibration: Any) -> list[Any] | None:
+    """A tensor of many samples is itself a sequence, but not one of inputs. Raises SettingsError for what is no list."""
+    if calibration is None:
+        return None
+    single = isinstance(calibration, str | Mapping) or hasattr(calibration, "shape")
+    if single or not isinstance(calibration, Iterable):
+        raise SettingsError(
+            "calibration is a list of inputs like the example, such as [x]; "
+            f"{type(calibration).__name__} was given"
+        )
+    return list(calibration)
 
 
 def _compile_ckks(
@@ -167,7 +183,12 @@ def _compile_ckks(
 ) -> Program:
     if circuit_privacy:
         options["circuit_privacy"] = circuit_privacy
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
     batches = [as_call(batch) for batch in calibration]
+    if not all(t.isfinite().all() for t in tree_leaves(batches) if isinstance(t, Tensor)):
+        raise CompileError("calibration has values that are NaN or infinite")
     graph, weights, constants, options = compile_model(export, args, kwargs, batches, options, settings)
     plan = make_plan(graph, catalog("ckks"), 2, options)
     return Program(

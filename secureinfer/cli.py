@@ -254,9 +254,10 @@ def compile_(
         if tokenizer is not None:
             shutil.copyfile(tokenizer, beside)
     dealt = has_dealer(program.backend)
+    held = "without them" if settings["public_weights"] is False else "with the public ones alone"
     files = {
         str(out): "with the weights, for the model owner alone",
-        str(public): f"without them, for {'the data owner and the dealer' if dealt else 'the data owner'}",
+        str(public): f"{held}, for {'the data owner and the dealer' if dealt else 'the data owner'}",
         **({} if tokenizer is None else {str(beside): "for the data owner"}),
     }
     terminal.answer(

@@ -10,7 +10,9 @@ import pytest
 import torch
 import typer
 
-from secureinfer import cli
+from secureinfer import api, cli
+from secureinfer.compression.approximate import Approximate
+from secureinfer.errors import CompileError, SettingsError
 from secureinfer.files import load_reference
 from secureinfer.plan.program import Program
 
@@ -81,6 +83,16 @@ def test_all_weights_can_be_public(folder: Path, capsys: Caught) -> None:
     said, program = compiled(capsys, "--all-weights-public")
     assert program.graph.weights == ()
     assert shown(said) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_the_public_file_is_not_said_to_have_no_weights_where_it_has_some(
+    folder: Path, capsys: Caught
+) -> None:
+    assert (
+        "with the public ones alone"
+        in compiled(capsys, "--all-weights-public")[0]["files"]["program.public.si"]
+    )
+    assert "without them" in compiled(capsys)[0]["files"]["program.public.si"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +167,31 @@ def test_a_weight_that_the_model_does_not_have_is_a_wrong_call(folder: Path, cap
     assert cli.run(["compile", "model.py:build", "--public-weights", "head", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "settings" and "names head" in error["message"]
+
+
+@pytest.mark.parametrize("calibration", [torch.rand(5, 1, 4), {"input": torch.rand(1, 4)}, "abc", 3])
+@pytest.mark.parametrize("backend", ["mpc", "ckks"])
+def test_calibration_that_is_no_list_is_refused_in_words(calibration: Any, backend: str) -> None:
+    """A tensor of many samples is what comes to mind first."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
+    with pytest.raises(SettingsError, match=r"a list of inputs like the example, such as \[x\]"):
+        api.compile(model, torch.rand(1, 4), backend=backend, calibration=calibration)
+    with pytest.raises(SettingsError, match="a list of inputs like the example"):
+        api.compress(model, [Approximate()], calibration=calibration)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ["mpc", "ckks"])
+def test_calibration_that_is_not_finite_is_refused_in_words(value: float, backend: str) -> None:
+    wild = [torch.full((1, 4), value)]
+    with pytest.raises(CompileError, match=r"not finite|NaN or infinite"):
+        api.compile(torch.nn.Linear(4, 3), torch.rand(1, 4), backend=backend, calibration=wild)
+
+
+@pytest.mark.parametrize("settings", [[1], 8192, "degree"])
+def test_settings_of_an_expert_are_a_mapping(settings: Any) -> None:
+    with pytest.raises(SettingsError, match="ckks is a mapping"):
+        api.compile(torch.nn.Linear(4, 3), torch.rand(1, 4), backend="ckks", ckks=settings)
 
 
 def test_every_switch_shows_itself_in_an_example() -> None:
