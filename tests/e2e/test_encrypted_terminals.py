@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from secureinfer import cli
 from secureinfer.files import load_reference
 
 from .test_terminals import secureinfer, settings, start
@@ -50,12 +51,16 @@ def config(folder: Path) -> Iterator[Path]:
     assert party.wait(timeout=20) == 0
 
 
-def test_the_plan_shows_levels_and_what_stands_for_an_activation(folder: Path) -> None:
+def test_the_plan_shows_levels_and_what_stands_for_an_activation(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     public = str(folder / "scorer.public.si")
-    text = secureinfer("plan", public)
+    assert cli.run(["plan", public]) == 0
+    text = capsys.readouterr().out
     assert all(word in text for word in ("level", "rotations", "ckks.matrix", "ckks.polynomial", "<="))
     assert "silu, degree" in text and "fitted on ±" in text
-    plan = json.loads(secureinfer("plan", public, "--json"))
+    assert cli.run(["plan", public, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
     assert plan["backend"] == "ckks" and plan["totals"]["rounds"] == 2
     assert plan["totals"]["exact_bytes"] is False and plan["totals"]["dealt_bytes"] == 0
     (fitted,) = [step for step in plan["steps"] if "fit" in step]
