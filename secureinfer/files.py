@@ -114,6 +114,8 @@ def read_tensors(path: Path, graph: Graph) -> dict[str, torch.Tensor]:
         if path.suffix == ".json":
             arrays = _from_json(json.loads(path.read_text(encoding="utf-8")), graph)
         else:
+            if path.suffix == ".npz" and path.is_file() and not zipfile.is_zipfile(path):
+                raise ValueError("it is no archive, or truncated")  # numpy would advise to allow pickles
             loaded: Any = np.load(path, allow_pickle=False)
             arrays = {n: loaded[n] for n in loaded.files} if path.suffix == ".npz" else _only(loaded, graph)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

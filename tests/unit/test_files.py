@@ -142,6 +142,15 @@ def test_a_bad_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], say
         read_tensors(tmp_path / "in.npz", TWO)
 
 
+def test_a_truncated_npz_is_refused_without_advice_to_allow_pickles(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.float32(1.5), ids=np.arange(6).reshape(2, 3))
+    for content in ((tmp_path / "in.npz").read_bytes()[:100], b"junk"):
+        (tmp_path / "in.npz").write_bytes(content)
+        with pytest.raises(InputError, match="no archive, or truncated") as caught:
+            read_tensors(tmp_path / "in.npz", TWO)
+        assert "pickle" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["in.npz", "in.npy", "in.json"])
 @pytest.mark.parametrize("content", [b"", b"\x80\x04junk", b"PK\x03\x04", b"{"])
 def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
