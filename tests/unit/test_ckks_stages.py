@@ -472,8 +472,11 @@ def test_operators_that_ckks_does_not_compute_are_refused() -> None:
     assert all(len(reason) > 20 for reason in found.values())
 
 
-def test_only_the_first_of_a_chain_is_told() -> None:
+def test_of_a_chain_only_what_its_operands_do_not_excuse_is_told() -> None:
     assert list(problems(lambda s, x: (x > 0).float().cumsum(1) * 2, (1, 4))) == ["gt"]
+    layers = {"pool": nn.MaxPool2d(2), "norm": nn.LayerNorm(4)}
+    found = problems(lambda s, x: s.norm(s.pool(x).flatten(1)).relu().softmax(-1), (1, 1, 4, 4), **layers)
+    assert [name for name in found if "relu" not in name] == list(found) and len(found) == 3
 
 
 def test_outputs_that_do_not_depend_on_the_inputs_are_refused() -> None:

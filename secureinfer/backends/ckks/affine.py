@@ -178,8 +178,10 @@ class _Stager:
     # --- nodes ---
 
     def _node(self, node: Node) -> None:
-        if any(e in self.poisoned for e in node.inputs):  # only the first of a chain is worth a report
+        if any(e in self.poisoned for e in node.inputs):
             self.poisoned.add(node.outputs[0])
+            if "reason" in node.attrs or node.op in HINTS:  # what no operand would make computable; the rest may be well
+                self._refuse(node, str(node.attrs.get("reason") or HINTS[node.op]))
             return
         secret = [e for e in node.inputs if e in self.affine]
         try:
@@ -187,8 +189,11 @@ class _Stager:
         except Exception as error:
             reason = f"it could not be folded ({type(error).__name__}: {error})"
         if reason is not None:
-            self.problems.append(UnsupportedNode(node.name, node.operator or node.op, node.path, reason))
+            self._refuse(node, reason)
             self.poisoned.add(node.outputs[0])
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        self.problems.append(UnsupportedNode(node.name, node.operator or node.op, node.path, reason))
 
     def _known(self, node: Node) -> str | None:
         if "reason" in node.attrs:
