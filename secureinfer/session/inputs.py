@@ -87,7 +87,9 @@ def _least(graph: Graph) -> dict[str, float]:
     return {
         node.inputs[0]: float(node.attrs["low"])
         for node in graph.nodes
-        if node.op == "reshape" and "low" in node.attrs and node.inputs[0] in graph.inputs
+        if node.op == "reshape"
+        and type(node.attrs.get("low")) in (int, float)
+        and node.inputs[0] in graph.inputs
     }
 
 

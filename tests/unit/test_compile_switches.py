@@ -200,3 +200,14 @@ def test_every_switch_shows_itself_in_an_example() -> None:
         flag = parameter.opts[0]
         if flag.startswith("--") and flag not in ("--out", "--json", "--help"):
             assert f"Example: {flag}" in parameter.help or f" {flag}" in parameter.help.split("Example:")[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [({"greatest_degree": 100}, "at most 63"), ({"split": 3}, "1 or 2 primes"), ({"degree": 4096}, "8192")],
+)
+def test_settings_of_an_expert_that_cannot_be_are_refused_before_anything_is_traced(
+    setting: dict[str, int], told: str
+) -> None:
+    with pytest.raises(SettingsError, match=told):
+        api.compile(torch.nn.Linear(4, 3), torch.rand(1, 4), backend="ckks", ckks=setting)

@@ -10,6 +10,7 @@ import torch
 from ...errors import CompileError, SettingsError
 from ...graph.ir import MODEL_OWNER, Graph
 from ...graph.ops import run_reference
+from ...graph.polynomials import MOST_DEGREE
 from ...graph.structure import flatten_inputs
 from .found import Source
 from .lowering import lower
@@ -97,6 +98,12 @@ def _check_settings(given: Mapping[str, Any]) -> None:
                 f"CKKS degree is one of {', '.join(map(str, MOST_BITS))}, got {value}; smaller ones hold no useful chain at "
                 "128 bits of security"
             )
+        elif name == "greatest_degree" and value > MOST_DEGREE:
+            raise SettingsError(
+                f"CKKS greatest_degree, of activations, is at most {MOST_DEGREE}, got {value}"
+            )
+        elif name == "split" and value > 2:
+            raise SettingsError(f"CKKS split is 1 or 2 primes for each scale, got {value}")
 
 
 def _batch(graph: Graph, example: Mapping[str, torch.Tensor]) -> int:

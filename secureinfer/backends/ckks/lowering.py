@@ -93,7 +93,7 @@ class _Search:
 
     def run(self) -> Found:
         """The first chain and layout that do. Raises UnsupportedModelError that tells of every degree why it does not."""
-        reasons: dict[str, None] = {}
+        reasons: dict[int, str] = {}  # by degree, of the lowest activations that were tried
         where = ("model", "levels", "")
         for stages in self._stages():
             hard = hard_inputs(stages, self.samples, self.box)
@@ -105,8 +105,9 @@ class _Search:
                     where, found = (node.node, node.operator, node.path), node.reason
                 if isinstance(found, Found):
                     return found
-                reasons[f"degree {degree}: {found}"] = None
-        raise UnsupportedModelError([UnsupportedNode(*where, "; ".join(reasons))])
+                reasons[degree] = found
+        told = "; ".join(f"degree {degree}: {reason}" for degree, reason in reasons.items())
+        raise UnsupportedModelError([UnsupportedNode(*where, told)])
 
     def _stages(self) -> Iterator[Stages]:
         """With activations of ever lower degree."""
