@@ -63,7 +63,7 @@ class Stage:
     of each base's images, if it is such.
     kind: "polynomial" or "output". coefficients: ascending, of a polynomial. image: channels, height and width of the rows,
     if they are images. generic: the same matrices of other weights, until masks (where they may have an entry) and windows
-    are taken from them. outside: values of the calibration beyond the fit's range.
+    are taken from them. outside: values of the calibration beyond the fit's range. middle, reach: of that range.
     """
 
     name: str
@@ -81,6 +81,8 @@ class Stage:
     windows: list[tuple[int, int]] = field(default_factory=list)
     shapes: list[tuple[int, int, int] | None] = field(default_factory=list)
     outside: int = 0
+    middle: float = 0.0
+    reach: float = math.inf
 
     @property
     def rows(self) -> int:
@@ -180,7 +182,9 @@ class _Stager:
     def _node(self, node: Node) -> None:
         if any(e in self.poisoned for e in node.inputs):
             self.poisoned.add(node.outputs[0])
-            if "reason" in node.attrs or node.op in HINTS:  # what no operand would make computable; the rest may be well
+            if (
+                "reason" in node.attrs or node.op in HINTS
+            ):  # what no operand would make computable; the rest may be well
                 self._refuse(node, str(node.attrs.get("reason") or HINTS[node.op]))
             return
         secret = [e for e in node.inputs if e in self.affine]
@@ -382,6 +386,8 @@ class _Stager:
                 of_input,
                 generic,
                 outside=outside,
+                middle=root * c[1] / (2 * c[2]),
+                reach=root if fit is not None else math.inf,
             )
             self._new_base(node, stage, self._evaluate(parts, bias) ** 2, scale, offset)
             return
@@ -402,6 +408,7 @@ class _Stager:
             of_input,
             generic,
             outside=outside,
+            reach=1.0 if fit is not None else math.inf,
         )
         t = self._evaluate(parts, bias)
         result = torch.zeros_like(t)

@@ -1,8 +1,8 @@
 """A model's graph → the graph that CKKS runs: parameters and layouts are found, not asked for.
 
 Degrees of polynomials that stand for activations are tried from the greatest, and for each the CKKS degrees from the
-smallest: the first chain that holds the levels within 128 bits of security, and whose noise stays below the error on
-the hardest inputs that are found, is taken.
+smallest. The first chain is taken that holds, within 128 bits of security, the levels and the values of the hardest inputs
+that are found, and whose noise stays below the error on those of them that leave no activation's range.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .catalog import key_bytes
 from .found import Found, Source
 from .headroom import head_bits
 from .limits import MOST_CIPHERTEXTS, MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATIONS, MOST_SLOTS, MOST_SPREAD
-from .noise import ENCODING, PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, predicted_error
+from .noise import ENCODING, PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, in_range, predicted_error
 from .params import LEAST_SCALE, MOST_BITS, MOST_PRIME, Parameters, check, fitted
 from .schedule import Made, Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
 from .writing import write
@@ -148,6 +148,8 @@ class _Search:
                 return self._too_deep(degree, levels, head, sums)
         if (reason := self._too_much(stages, parameters, schedule)) is not None:
             return reason
+        if not self.private:  # whose noise hides that of every input
+            hard = torch.cat([self.samples[:64], hard[in_range(stages, hard)]])
         early = predicted_error(stages, hard, parameters, made, early=True)
         late = early * self.flooding > self.target
         error = predicted_error(stages, hard, parameters, made, early=False) if late else early

@@ -49,6 +49,14 @@ def hard_inputs(stages: Stages, samples: torch.Tensor, box: Box) -> torch.Tensor
     return torch.cat(found)
 
 
+def in_range(stages: Stages, inputs: torch.Tensor) -> torch.Tensor:
+    """[s]: whether every activation of an input is within the range of its polynomial. Beyond it a polynomial stands for
+    nothing, and grows, and so does what noise makes of it."""
+    _, before = run_stages(stages, inputs)
+    far = [((before[s.name] - s.middle).abs() > s.reach * (1 + 1e-9)).any(1) for s in stages.stages]
+    return ~torch.stack(far).any(0)
+
+
 def noise_std(parameters: Parameters) -> float:
     """Of one rescaling, in a slot: sqrt(N (1 + 2N/3) / 12) over the scale, for a ternary secret."""
     n = parameters.degree
