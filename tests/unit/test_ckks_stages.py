@@ -16,6 +16,8 @@ from torch import nn
 import secureinfer as si
 from secureinfer.backends.ckks.affine import INPUTS, Stages, run_stages, to_stages
 from secureinfer.backends.ckks.headroom import head_bits
+from secureinfer.backends.ckks.noise import hard_inputs, in_range, predicted_error
+from secureinfer.backends.ckks.params import fitted
 from secureinfer.backends.ckks.schedule import Made, Schedule, levels_of, make_schedule
 from secureinfer.backends.ckks.server import Matrix, Polynomial
 from secureinfer.compression.activations import PolynomialActivation
@@ -44,6 +46,7 @@ class Staged:
         graph, weights, constants = export_graph(
             model.eval(), tuple(inputs), {}, keep_unsupported=True, keep_polynomials=True
         )
+        self.model: Any = model
         self.graph, self.known = graph, {**weights, **constants}
         self.sizes = [graph.edge(n).numel for n in graph.inputs]
         samples = torch.rand(6, sum(self.sizes), generator=generator, dtype=torch.float64) * 2 - 1
@@ -520,9 +523,53 @@ def test_a_model_that_is_too_deep_is_refused_with_what_would_fit_at_each_degree(
     assert "Take fewer layers" in told and "backend='mpc'" in told
 
 
-def test_more_rows_than_slots_are_split_and_more_than_fit_are_refused() -> None:
-    """4097 values in 4096 slots: two ciphertexts, not a wrong value."""
-    wide = nn.Sequential(nn.Linear(3, 4097), square(), nn.Linear(4097, 2))
-    program = si.compile(wide.eval(), torch.rand(1, 3), backend="ckks", ckks={"degree": 8192})
-    (first,) = (n for n in program.graph.nodes if n.name == "pow_0.matrix0" or n.name.endswith("_0.matrix0"))
-    assert first.attrs["results"] == 2
+def test_more_rows_than_slots_are_split() -> None:
+    """33 values in 32 slots, as 4097 in 4096: two ciphertexts, not a wrong value."""
+    found = Staged(nn.Sequential(nn.Linear(3, 33), square(), nn.Linear(33, 2)), (1, 3))
+    schedule = make_schedule(found.stages, 64, 1)
+    assert [s.layout.ciphertexts for s in schedule.stages] == [2, 1]
+    wanted, _ = run_stages(found.stages, found.samples)
+    came, _ = run_schedule(schedule, found.stages, found.samples[0], 32)
+    assert float((came - wanted[0]).abs().max()) < 1e-9
+
+
+# Which inputs a plan is made for.
+
+
+def test_hard_inputs_reach_the_greatest_value_of_a_linear_layer() -> None:
+    layer = nn.Linear(7, 3)
+    found = Staged(layer, (1, 7))
+    box = (torch.full((7,), -2.0, dtype=torch.float64), torch.full((7,), 2.0, dtype=torch.float64))
+    hard = hard_inputs(found.stages, found.samples, box)
+    assert bool((hard.abs() <= 2).all())
+    outputs, _ = run_stages(found.stages, hard)
+    greatest = (layer.weight.abs().sum(1) * 2 + layer.bias.abs()).detach()
+    assert float(outputs.abs().max()) == pytest.approx(float(greatest.max()), rel=1e-6)
+
+
+@pytest.mark.parametrize("error", [0.2, 1e-4])  # a square, and a longer polynomial
+def test_inputs_beyond_the_range_of_an_activation_are_told(error: float) -> None:
+    found = Staged(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 4), error=error)
+    (stage, _) = found.stages.stages
+    assert stage.fit is not None and (stage.coefficients == (0.0, 0.0, 1.0)) == (error == 0.2)
+    inputs = torch.cat([found.samples * size for size in (1.0, 1.2, 3.0, 100.0)])
+    with torch.no_grad():
+        values = found.model[0].double()(inputs)
+    assert torch.equal(in_range(found.stages, inputs), (values.abs() <= stage.fit.radius).all(1))
+    assert bool(in_range(found.stages, found.samples).all())
+
+
+def test_noise_is_as_great_as_what_is_added_up() -> None:
+    """A fold adds up the noise of its blocks where rescaling comes first, and a longer scale makes less of all."""
+    found = Staged(nn.Sequential(nn.Linear(64, 2), square(), nn.Linear(2, 2)), (1, 64))
+    made = Made.of(found.stages, make_schedule(found.stages, 8192, 1))
+    chains = [fitted(8192, levels=3, scale_bits=scale, head_bits=4) for scale in (30, 35)]
+    errors = {
+        (p.scale_bits, early): predicted_error(found.stages, found.samples, p, made, early=early)
+        for p in chains
+        if p is not None
+        for early in (True, False)
+    }
+    assert errors[30, True] > 2 * errors[30, False] and errors[35, True] > 2 * errors[35, False]
+    for early in (True, False):
+        assert 16 < errors[30, early] / errors[35, early] < 64

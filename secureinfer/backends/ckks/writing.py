@@ -57,8 +57,8 @@ class _Writer:
         flat = [self._values(n, (self.batch, graph.edge(n).numel)) for n in self.inputs]
         if len(flat) > 1:
             total = sum(graph.edge(n).numel for n in self.inputs)
-            self._node(INPUTS, "cat", tuple(flat), (self.batch, total), {"dim": 1})
-        names = {INPUTS: INPUTS if len(flat) > 1 else flat[0]}
+            joined = self._node(f"{INPUTS}.joined", "cat", tuple(flat), (self.batch, total), {"dim": 1})
+        names = {INPUTS: joined if len(flat) > 1 else flat[0]}
         plans = {s.stage: s for s in self.found.schedule.stages} if self.found.schedule else {}
         _, at = levels_of(self.found.stages)
         if self.found.schedule:
