@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 EXACT = 1e-12
 
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 
 # What matrices look like.
 
@@ -282,7 +282,7 @@ def convolutions(
     return inside, run
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data(), st.sampled_from([64, 128]), st.integers(4, 7), st.integers(4, 7), seeds)
 def test_convolutions_one_after_the_other_are_right_wherever_the_pixels_stand(
     data: st.DataObject, slots: int, height: int, width: int, seed: int

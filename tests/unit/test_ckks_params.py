@@ -139,7 +139,7 @@ wanted = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(degrees, wanted)
 def test_a_fitted_chain_is_what_was_asked_for_and_passes_the_check(
     degree: int, wanted: dict[str, int]

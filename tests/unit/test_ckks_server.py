@@ -34,7 +34,7 @@ def weights(draw: st.DrawFn) -> Array:
     return np.asarray(size * rng.choice([-1, 1], (m, n)), dtype=np.float64)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(weights(), st.sampled_from([26, 40]), st.booleans())
 def test_a_matrix_with_entries_next_to_zero_is_computed(
     matrix: Array, scale_bits: int, on_layout: bool
