@@ -219,9 +219,7 @@ class Settings(_Checked):
     @property
     def worker_threads(self) -> int:
         """Threads for one worker's computing."""
-        return self.threads or max(
-            1, len(os.sched_getaffinity(0)) // 2 if _LINUX else (os.cpu_count() or 2) // 2
-        )
+        return self.threads or max(1, cores() // 2)
 
     @property
     def unsafe(self) -> tuple[str, ...]:
@@ -230,7 +228,12 @@ class Settings(_Checked):
 
 
 _OF_OWNERS = {"limits", "material", "material_folder", "torch_compile"}
-_LINUX = hasattr(os, "sched_getaffinity")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def load_settings(path: str | os.PathLike[str]) -> Settings:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import cores
 from ..errors import SettingsError
 
 if TYPE_CHECKING:
@@ -123,9 +123,3 @@ def make_engine(
         session_id=session_id,
         spool_folder=spool_folder,
     )
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -23,6 +23,9 @@ from ..errors import SettingsError
 MOST_DEGREE = 63
 """So that the coefficients fit into an attribute of a program's manifest."""
 
+SQUARE = (0.0, 0.0, 1.0)
+"""Coefficients of x², which takes one product, and one level of encryption where a polynomial of degree two takes two."""
+
 _SURE_DEGREE = 32
 """Powers of t are a poor basis: from a degree of about 40 on, the digits of float64 run out, and a lower one is better."""
 

@@ -25,6 +25,11 @@ def power_of_two(x: float) -> float:
     return 0.0 if x <= 0 else 2.0 ** math.ceil(math.log2(x))
 
 
+def quarter_octave(x: float) -> float:
+    """The least quarter power of two that is not below x > 0: for a width that must be known more closely (rule R6)."""
+    return float(2.0 ** (math.ceil(4 * math.log2(x)) / 4))
+
+
 def with_ranges(
     graph: Graph, tensors: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]]
 ) -> Graph:

@@ -14,18 +14,20 @@ import torch.nn.functional as F
 from torch import nn
 
 import secureinfer as si
-from secureinfer.backends.ckks.affine import INPUTS, Stages, run_stages, to_stages
+from secureinfer.backends.ckks.affine import to_stages
 from secureinfer.backends.ckks.headroom import head_bits
 from secureinfer.backends.ckks.noise import hard_inputs, in_range, predicted_error
 from secureinfer.backends.ckks.params import fitted
 from secureinfer.backends.ckks.schedule import Made, Schedule, levels_of, make_schedule
 from secureinfer.backends.ckks.server import Matrix, Polynomial
+from secureinfer.backends.ckks.stages import INPUTS, Stages, run_stages
 from secureinfer.compression.activations import PolynomialActivation
 from secureinfer.errors import CompileError, UnsupportedModelError
 from secureinfer.graph.export import export_graph
 from secureinfer.graph.ir import Graph
 from secureinfer.graph.ops import run_reference
 from secureinfer.graph.polynomials import fit
+from tests.conformance.models import Of
 
 from .clear_ckks import ClearContext, arithmetic, values
 
@@ -98,19 +100,6 @@ def agree(staged: Staged) -> float:
 
 
 # What models there are.
-
-
-class Of(nn.Module):
-    """A function of some layers, as a model."""
-
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self._function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *x: torch.Tensor) -> Any:
-        return self._function(self, *x)
 
 
 def trained_norm(n: int, kind: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Module:
@@ -279,7 +268,7 @@ def run_schedule(
             polynomial = Polynomial(plan.coefficients, plan.depth)
             scales[stage.name] = polynomial.result_scale(context, plan.level - 1, scale)  # type: ignore[arg-type]
             total = polynomial.apply(a, total)
-            assert {c.level for c in total} == {plan.result_level}
+            assert {c.level for c in total} == {plan.level - 1 - plan.depth}
         held[stage.name] = total
     assert {c.level for c in total} == {0}
     return torch.from_numpy(schedule.outputs.unpack(values(total))), context

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
 from ...errors import UnsupportedModelError, UnsupportedNode
 from ...graph.ir import Graph, Node
 from ...graph.ops import evaluate_op
-from ...graph.polynomials import KINDS, Fit, choose, multiplicative_depth
+from ...graph.polynomials import KINDS, MOST_DEGREE, SQUARE, Fit, choose, evaluate
+from ...graph.ranges import quarter_octave
+from .pooling import find_pooling
+from .stages import INPUTS, Stage, Stages
 
 LINEAR = frozenset((
     "add", "sub", "neg", "mul", "div", "reshape", "permute", "expand", "slice", "select", "cat", "pad", "flip", "cumsum",
@@ -28,7 +30,6 @@ BILINEAR = frozenset(("mul", "matmul", "div", "linear", "convolution"))
 MOST_ELEMENTS = 1 << 27
 MOST_VALUES = 1 << 14
 """Of a base: the map of its values onto themselves, whose square this is, is where every matrix on it begins."""
-MOST_POWER = 63
 CHUNK = 1 << 23
 ROUNDING = 1e-12
 """Of an entry, relative to the greatest of its matrix: what is less is what was added and taken away again."""
@@ -44,8 +45,6 @@ HINTS = {
     "clamp": "CKKS has no comparison",
 }  # fmt: skip
 
-INPUTS = "inputs"
-
 
 @dataclass(frozen=True)
 class Affine:
@@ -53,65 +52,6 @@ class Affine:
 
     bases: tuple[str, ...]
     columns: torch.Tensor
-
-
-@dataclass
-class Stage:
-    """One activation or the output: values = the affine maps, and what is done with them.
-
-    parts: (base, matrix [m, n]) pairs; where a window is not (1, 1), of the base's images summed over such windows. shapes:
-    of each base's images, if it is such.
-    kind: "polynomial" or "output". coefficients: ascending, of a polynomial. image: channels, height and width of the rows,
-    if they are images. generic: the same matrices of other weights, until masks (where they may have an entry) and windows
-    are taken from them. outside: values of the calibration beyond the fit's range. middle, reach: of that range.
-    """
-
-    name: str
-    kind: str
-    parts: list[tuple[str, torch.Tensor]]
-    bias: torch.Tensor
-    path: str = ""
-    coefficients: tuple[float, ...] = ()
-    label: str = ""
-    fit: Fit | None = None
-    image: tuple[int, int, int] | None = None
-    source_image: tuple[int, int, int] | None = None
-    generic: list[torch.Tensor] = field(default_factory=list)
-    masks: list[torch.Tensor] = field(default_factory=list)
-    windows: list[tuple[int, int]] = field(default_factory=list)
-    shapes: list[tuple[int, int, int] | None] = field(default_factory=list)
-    outside: int = 0
-    middle: float = 0.0
-    reach: float = math.inf
-
-    @property
-    def rows(self) -> int:
-        return int(self.bias.shape[0])
-
-    def without_window(self, i: int) -> None:
-        """Make a matrix on sums one on the images themselves, for a layout on which rotations do not sum windows."""
-        tall, wide = self.windows[i]
-        c, h, w = self.shapes[i] or (1, tall, wide)
-        h, w = h // tall, w // wide
-
-        def spread(m: torch.Tensor) -> torch.Tensor:
-            each = m.reshape(-1, c, h, 1, w, 1).expand(-1, c, h, tall, w, wide)
-            return each.reshape(m.shape[0], -1).contiguous()
-
-        self.parts[i] = (self.parts[i][0], spread(self.parts[i][1]))
-        self.masks[i] = spread(self.masks[i])
-        self.windows[i] = (1, 1)
-
-
-@dataclass
-class Stages:
-    """In the order in which they run; the last is the output. sizes: values of each base. outputs: (edge, first row,
-    rows)."""
-
-    stages: list[Stage]
-    sizes: dict[str, int]
-    outputs: list[tuple[str, int, int]]
-    calibration: torch.Tensor
 
 
 def to_stages(
@@ -182,9 +122,8 @@ class _Stager:
     def _node(self, node: Node) -> None:
         if any(e in self.poisoned for e in node.inputs):
             self.poisoned.add(node.outputs[0])
-            if (
-                "reason" in node.attrs or node.op in HINTS
-            ):  # what no operand would make computable; the rest may be well
+            # What no operand would make computable; the rest may be well.
+            if "reason" in node.attrs or node.op in HINTS:
                 self._refuse(node, str(node.attrs.get("reason") or HINTS[node.op]))
             return
         secret = [e for e in node.inputs if e in self.affine]
@@ -354,7 +293,7 @@ class _Stager:
         self.base_values[stage.name], self.sizes[stage.name] = result, result.shape[1]
 
     def _stage(
-        self, node: Node, kind: str, coefficients: tuple[float, ...], label: str, fit: Fit | None
+        self, node: Node, coefficients: Sequence[float], *, label: str = "", fit: Fit | None = None
     ) -> None:
         """A polynomial sum c_i (x / radius)^i of the node's operand; radius 1 where there is no fit."""
         parts, bias, generic = self._matrix(node.inputs[0])
@@ -366,55 +305,28 @@ class _Stager:
             self._linear(node, c, radius)
             return
         outside = int((self._evaluate(parts, bias).abs() > radius).sum()) if fit is not None else 0
-        image, of_input = self._image(node.inputs[0]), self._input_image()
         if len(c) == 3:
             # c2 t^2 + c1 t + c0 = ±(sqrt|c2| (t + c1 / 2 c2))^2 + rest: one square, the rest goes into the matrices.
             root = math.sqrt(abs(c[2]))
             parts = [(b, root / radius * m) for b, m in parts]
             bias = root * (bias / radius + c[1] / (2 * c[2]))
+            middle, reach = root * c[1] / (2 * c[2]), root
+            given: tuple[float, ...] = SQUARE
             scale, offset = math.copysign(1.0, c[2]), c[0] - c[1] ** 2 / (4 * c[2])
-            stage = Stage(
-                node.name,
-                kind,
-                parts,
-                bias,
-                node.path,
-                (0.0, 0.0, 1.0),
-                label,
-                fit,
-                image,
-                of_input,
-                generic,
-                outside=outside,
-                middle=root * c[1] / (2 * c[2]),
-                reach=root if fit is not None else math.inf,
-            )
-            self._new_base(node, stage, self._evaluate(parts, bias) ** 2, scale, offset)
-            return
-        parts = [(b, m / radius) for b, m in parts]
-        bias = bias / radius
-        greatest = max(abs(v) for v in c[1:])
-        given = (0.0, *(v / greatest for v in c[1:]))
+        else:
+            parts = [(b, m / radius) for b, m in parts]
+            bias = bias / radius
+            scale, offset = max(abs(v) for v in c[1:]), c[0]
+            middle, reach = 0.0, 1.0
+            given = (0.0, *(v / scale for v in c[1:]))
+        if fit is not None:
+            label = f"{fit.kind}, degree {len(coefficients) - 1}"
         stage = Stage(
-            node.name,
-            kind,
-            parts,
-            bias,
-            node.path,
-            given,
-            label,
-            fit,
-            image,
-            of_input,
-            generic,
-            outside=outside,
-            reach=1.0 if fit is not None else math.inf,
-        )
-        t = self._evaluate(parts, bias)
-        result = torch.zeros_like(t)
-        for value in reversed(given):
-            result = result * t + value
-        self._new_base(node, stage, result, greatest, c[0])
+            node.name, "polynomial", parts, bias, node.path, given, label, fit, self._image(node.inputs[0]),
+            self._input_image(), generic, outside=outside, middle=middle, reach=reach if fit is not None else math.inf,
+        )  # fmt: skip
+        result = evaluate(given, 1.0, self._evaluate(parts, bias))
+        self._new_base(node, stage, result, scale, offset)
 
     def _linear(self, node: Node, c: list[float], radius: float) -> None:
         """A polynomial of degree one is no stage of its own."""
@@ -433,9 +345,7 @@ class _Stager:
         fit = Fit(str(a["kind"]), float(a["radius"]), tuple(map(float, a["coefficients"])), float(a["error"]))
         if not any(fit.coefficients[1:]):
             return "a polynomial without a variable part"
-        self._stage(
-            node, "polynomial", fit.coefficients, f"{fit.kind}, degree {len(fit.coefficients) - 1}", fit
-        )
+        self._stage(node, fit.coefficients, fit=fit)
         return None
 
     def _activation(self, node: Node) -> str | None:
@@ -443,26 +353,26 @@ class _Stager:
         parts, bias, _ = self._matrix(node.inputs[0])
         seen = float(self._evaluate(parts, bias).abs().max())
         fit = choose(kind, _radius(seen), self.error, self.greatest_degree)
-        self._stage(node, "polynomial", fit.coefficients, f"{kind}, degree {len(fit.coefficients) - 1}", fit)
+        self._stage(node, fit.coefficients, fit=fit)
         return None
 
     def _power(self, node: Node) -> str | None:
         exponent = node.attrs["exponent"]
-        if float(exponent) != int(exponent) or not 1 <= int(exponent) <= MOST_POWER:
-            return f"a power of {exponent}: CKKS takes whole exponents from 1 to {MOST_POWER}"
+        if float(exponent) != int(exponent) or not 1 <= int(exponent) <= MOST_DEGREE:
+            return f"a power of {exponent}: CKKS takes whole exponents from 1 to {MOST_DEGREE}"
         n = int(exponent)
         if n == 1:
             self.affine[node.outputs[0]] = self.affine[node.inputs[0]]
             self.generic[node.outputs[0]] = self.generic[node.inputs[0]]
             return None
-        self._stage(node, "polynomial", (*[0.0] * n, 1.0), f"power {n}", None)
+        self._stage(node, (*[0.0] * n, 1.0), label=f"power {n}")
         return None
 
     def _product(self, node: Node) -> str | None:
         """a · b = ((a + b) / 2)² - ((a - b) / 2)²: a product is one square of twice the values, at the same level."""
         a, b = node.inputs
         if a == b:
-            self._stage(node, "polynomial", (0.0, 0.0, 1.0), "square", None)
+            self._stage(node, SQUARE, label="square")
             return None
         out, halves = node.outputs[0], f"{node.name}.halves"
         bases, shape = self._bases((a, b)), self.graph.edge(out).shape
@@ -473,7 +383,7 @@ class _Stager:
         n, image = len(bias) // 2, self._image(out)
         pair = None if image is None else (2 * image[0], *image[1:])
         stage = Stage(
-            node.name, "polynomial", parts, bias, node.path, (0.0, 0.0, 1.0), "product", None, pair, self._input_image(),
+            node.name, "polynomial", parts, bias, node.path, SQUARE, "product", None, pair, self._input_image(),
             generic,
         )  # fmt: skip
         self._base(stage, self._evaluate(parts, bias) ** 2)
@@ -509,8 +419,8 @@ class _Stager:
         self.stages.append(last)
         images = {stage.name: stage.image for stage in self.stages}
         for stage in self.stages:
-            _pool(stage, images)
-        return Stages(self.stages, self.sizes, outputs, self.base_values[INPUTS])
+            find_pooling(stage, images)
+        return Stages(self.stages, self.sizes, outputs)
 
 
 def _too_many(values: int) -> str | None:
@@ -534,124 +444,9 @@ def _broadcast(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return columns.reshape(len(columns), *[1] * (len(shape) - len(own)), *own).expand(-1, *shape)
 
 
-POOLS = (2, 3, 4, 5, 6, 7, 8)
-EQUAL = 1e-11
-"""Of an entry, relative to the greatest of its matrix."""
-
-
-def _pool(stage: Stage, images: Mapping[str, tuple[int, int, int] | None]) -> None:
-    """Find matrices that begin with a pooling: equal columns over each window. Rotations sum those without a product."""
-    for i, ((base, matrix), generic) in enumerate(zip(stage.parts, stage.generic, strict=True)):
-        image, window = images.get(base), (1, 1)
-        if image is not None:
-            for axis in (0, 1):
-                for size in reversed(POOLS):
-                    tried = (size, window[1]) if axis == 0 else (window[0], size)
-                    if (
-                        image[1] % tried[0] == 0
-                        and image[2] % tried[1] == 0
-                        and _equal(generic, image, tried)
-                    ):
-                        window = tried
-                        break
-            if not _equal(matrix, image, window):  # other weights than any that were drawn
-                window = (1, 1)
-        stage.windows.append(window)
-        stage.shapes.append(image)
-        if window != (1, 1) and image is not None:
-            generic = _kept(generic, image, window)
-            stage.parts[i] = (base, _kept(matrix, image, window))
-        stage.masks.append(generic != 0)
-    stage.generic = []
-
-
-def _split(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
-    c, h, w = image
-    return matrix.reshape(matrix.shape[0], c, h // window[0], window[0], w // window[1], window[1])
-
-
-def _equal(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> bool:
-    parts = _split(matrix, image, window)
-    first = parts[:, :, :, :1, :, :1].expand_as(parts)
-    return bool(torch.allclose(parts, first, rtol=0, atol=EQUAL * float(matrix.abs().max())))
-
-
-def _kept(matrix: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
-    return _split(matrix, image, window)[:, :, :, 0, :, 0].reshape(matrix.shape[0], -1).contiguous()
-
-
-def summed(values: torch.Tensor, image: tuple[int, int, int], window: tuple[int, int]) -> torch.Tensor:
-    """[s, values] of images, summed over windows: [s, values of a pooled image]."""
-    return _split(values, image, window).sum((3, 5)).reshape(values.shape[0], -1)
-
-
 MARGIN = 1.25
 
 
 def _radius(seen: float) -> float:
-    """With a margin, rounded up to a quarter of an octave: the manifest shows no more of what calibration saw (rule R6)."""
-    wanted = max(seen * MARGIN, 2.0**-10)
-    return float(2.0 ** (math.ceil(4 * math.log2(wanted)) / 4))
-
-
-def depth_of(stage: Stage) -> int:
-    """Levels that what follows the matrix takes."""
-    if stage.kind == "output":
-        return 0
-    if stage.coefficients == (0.0, 0.0, 1.0):
-        return 1
-    return multiplicative_depth(len(stage.coefficients) - 1)
-
-
-class Noise(Protocol):
-    """Values with what computing on ciphertexts adds to them."""
-
-    def rescaled(self, x: torch.Tensor) -> torch.Tensor: ...
-
-    def computed(self, x: torch.Tensor, stage: Stage) -> torch.Tensor:
-        """What a stage's matrices give."""
-
-
-def run_stages(
-    stages: Stages, inputs: torch.Tensor, noise: Noise | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Outputs [s, m] for inputs [s, n], and by stage the values before its activation."""
-    bases: dict[str, torch.Tensor] = {INPUTS: inputs}
-    before: dict[str, torch.Tensor] = {}
-    for stage in stages.stages:
-        value = stage.bias[None].expand(inputs.shape[0], -1)
-        for (base, matrix), window, image in zip(stage.parts, stage.windows, stage.shapes, strict=True):
-            x = bases[base]
-            if window != (1, 1) and image is not None:
-                x = summed(x, image, window)
-            value = value + x @ matrix.T
-        if noise is not None:
-            value = noise.computed(value, stage)
-        before[stage.name] = bases[stage.name] = value
-        if stage.kind == "polynomial":
-            bases[stage.name] = _evaluated(stage.coefficients, value, noise)
-    return bases[stages.stages[-1].name], before
-
-
-def _evaluated(coefficients: Sequence[float], x: torch.Tensor, noise: Noise | None) -> torch.Tensor:
-    """A polynomial; with noise, as the model owner computes it: each product of values or with a coefficient is rescaled."""
-    if noise is None:
-        result = torch.zeros_like(x)
-        for c in reversed(coefficients):
-            result = result * x + c
-        return result
-    powers = [x]
-    for _ in range(multiplicative_depth(len(coefficients) - 1) - 1):
-        powers.append(noise.rescaled(powers[-1] * powers[-1]))
-    return _terms(list(coefficients), powers, noise)
-
-
-def _terms(c: list[float], powers: list[torch.Tensor], noise: Noise) -> torch.Tensor:
-    if len(powers) == 1:
-        constant, slope = [*c, 0.0, 0.0][:2]
-        return constant + (noise.rescaled(slope * powers[0]) if slope else torch.zeros_like(powers[0]))
-    half = 1 << (len(powers) - 1)
-    low = _terms(c[:half], powers[:-1], noise)
-    if not any(c[half:]):
-        return low
-    return low + noise.rescaled(_terms(c[half:], powers[:-1], noise) * powers[-1])
+    """With a margin, rounded: the manifest shows no more of what calibration saw (rule R6)."""
+    return quarter_octave(max(seen * MARGIN, 2.0**-10))

@@ -67,8 +67,8 @@ class Arithmetic:
         self._evaluator.add(x, y, out)
         return out
 
-    def add_plain(self, x: Ciphertext, values: Vector) -> Ciphertext:
-        """values: [slots]; at the ciphertext's own level and scale."""
+    def add_plain(self, x: Ciphertext, values: Vector | float) -> Ciphertext:
+        """values: [slots], or one for all; at the ciphertext's own level and scale."""
         level = self.context.level(x)
         if level is None:
             raise ValueError("a ciphertext of no level")

@@ -63,9 +63,10 @@ class Context:
         return self.api.Ciphertext(self.context)
 
     def encode(self, values: Any, level: int, scale: float) -> Any:
-        """values: [slots] floats, or complex numbers. Returns a plaintext."""
+        """values: [slots] floats or complex numbers, or one float for all slots. Returns a plaintext."""
         plain = self.api.Plaintext()
-        self.encoder.encode(values.tolist(), self.parms[level], scale, plain)
+        given = values if isinstance(values, float) else values.tolist()
+        self.encoder.encode(given, self.parms[level], scale, plain)
         return plain
 
     def element(self, step: int) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ...graph.ir import Graph
-from .affine import Stages
 from .params import Parameters
 from .schedule import Schedule
+from .stages import Stages
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import math
 import numpy as np
 import torch
 
-from .affine import INPUTS, Stage, Stages
-from .matrices import Array
-from .schedule import Made, StagePlan
+from .matrices import Array, follow
+from .schedule import Made
+from .stages import INPUTS, Stages
 
 MOST_FOLLOWED = 16
 MARGIN_BITS = 1
@@ -30,8 +30,9 @@ def head_bits(stages: Stages, made: Made, inputs: torch.Tensor, scale_bits: int)
     held = {INPUTS: np.stack([made.schedule.inputs.pack(x) for x in given])}
     most = 0.0
     for stage, plan in zip(stages.stages, made.schedule.stages, strict=True):
-        slots = _matrices(stage, plan, made, held)
-        slots += plan.layout.pack(stage.bias.numpy())
+        slots = plan.layout.pack(stage.bias.numpy()) + sum(
+            follow(part.plan, made.products[stage.name, part.base], held[part.base]) for part in plan.parts
+        )
         level = plan.level - 1
         most = max(most, _needed(slots, scale_bits * level))
         if most == math.inf:
@@ -51,21 +52,6 @@ def _needed(slots: Array, bits: int) -> float:
     if not math.isfinite(mean):
         return math.inf
     return (math.log2(mean) if mean else -math.inf) - bits + 1 + MARGIN_BITS
-
-
-def _matrices(stage: Stage, stage_plan: StagePlan, made: Made, held: dict[str, Array]) -> Array:
-    total: Array = np.zeros(())
-    for part in stage_plan.parts:
-        plan, x = part.plan, held[part.base]
-        for count, step in plan.sums:
-            x = np.sum([np.roll(x, -i * step, axis=-1) for i in range(count)], axis=0)
-        out = np.zeros((len(x), plan.target.ciphertexts, plan.source.slots))
-        for (target, source, d), vector in made.products[stage.name, part.base].items():
-            out[:, target] += vector * np.roll(x[:, source], -d, axis=-1)
-        for step in plan.fold_steps:
-            out = out + np.roll(out, -step, axis=-1)
-        total = total + out
-    return total
 
 
 def _polynomial(

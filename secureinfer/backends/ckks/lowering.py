@@ -16,8 +16,8 @@ import torch
 
 from ...errors import SettingsError, UnsupportedModelError, UnsupportedNode
 from ...graph.ir import Graph
-from ...graph.ranges import power_of_two
-from .affine import INPUTS, Stages, run_stages, to_stages
+from ...graph.ranges import power_of_two, quarter_octave
+from .affine import to_stages
 from .catalog import key_bytes
 from .found import Found, Source
 from .headroom import head_bits
@@ -25,6 +25,7 @@ from .limits import MOST_CIPHERTEXTS, MOST_KEY_BYTES, MOST_MATRICES, MOST_ROTATI
 from .noise import ENCODING, PRIVACY, PRIVACY_MARGIN, Box, hard_inputs, in_range, predicted_error
 from .params import LEAST_SCALE, MOST_BITS, MOST_PRIME, Parameters, check, fitted
 from .schedule import Made, Schedule, batch_estimate_ms, estimate_ms, levels_of, make_schedule
+from .stages import INPUTS, Stages, run_stages
 from .writing import write
 
 ERROR = 1e-3
@@ -77,7 +78,7 @@ def _options(source: Source, found: Found) -> dict[str, Any]:
 def _rounded(error: float) -> float:
     """Up, to a quarter of an octave: the program's public part states it, and with all its digits it would let anybody test
     guesses of the weights."""
-    return float(2.0 ** (math.ceil(4 * math.log2(error)) / 4)) if 0 < error < math.inf else error
+    return quarter_octave(error) if 0 < error < math.inf else error
 
 
 class _Search:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -266,6 +266,16 @@ def after_sums(plan: MatrixPlan, whole: Layout, sums: tuple[tuple[int, int], ...
     return replace(plan, sums=sums, whole=whole)
 
 
+def target_of(plans: Sequence[MatrixPlan]) -> Layout:
+    """Of the sum of a stage's products."""
+    return plans[0].target if len(plans) == 1 else only_rows(plans[0])
+
+
+def steps_of(plans: Iterable[MatrixPlan]) -> set[int]:
+    """Every rotation in use, modulo the slots."""
+    return set().union(*(p.steps() for p in plans))
+
+
 def only_rows(plan: MatrixPlan) -> Layout:
     """The target without further copies of a row: what several plans with the same rows have in common."""
     target = plan.target
@@ -274,13 +284,26 @@ def only_rows(plan: MatrixPlan) -> Layout:
     )
 
 
-def simulate(plan: MatrixPlan, matrix: Array, slots: Array) -> Array:
-    """What the slots hold after the product: [source ciphertexts, slots] to [target ciphertexts, slots], left-overs too."""
+def rolled_sum(slots: Array, count: int, step: int) -> Array:
+    """[..., slots]: the sum of rotations by 0, step, ..., (count - 1)·step."""
+    total: Array = np.sum([np.roll(slots, -i * step, axis=-1) for i in range(count)], axis=0)
+    return total
+
+
+def follow(plan: MatrixPlan, products: Diagonals, slots: Array) -> Array:
+    """What the slots hold after the product, left-overs too: [..., source ciphertexts, slots] to [..., target ciphertexts,
+    slots]. products: the matrix's diagonals.
+    """
     for count, step in plan.sums:
-        slots = np.sum([np.roll(slots, -i * step, axis=1) for i in range(count)], axis=0)
-    out = np.zeros((plan.target.ciphertexts, plan.source.slots))
-    for (target, i, d), vector in diagonals(plan, matrix).items():
-        out[target] += vector * np.roll(slots[i], -d)
+        slots = rolled_sum(slots, count, step)
+    out = np.zeros((*slots.shape[:-2], plan.target.ciphertexts, plan.source.slots))
+    for (target, i, d), vector in products.items():
+        out[..., target, :] += vector * np.roll(slots[..., i, :], -d, axis=-1)
     for step in plan.fold_steps:
-        out = out + np.roll(out, -step, axis=1)
+        out = out + np.roll(out, -step, axis=-1)
     return out
+
+
+def simulate(plan: MatrixPlan, matrix: Array, slots: Array) -> Array:
+    """What the slots hold after the product with a matrix: see follow."""
+    return follow(plan, diagonals(plan, matrix), slots)

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import torch
 
-from .affine import Stage, Stages, run_stages
-from .matrices import Array, Diagonals, MatrixPlan
+from .matrices import Array, Diagonals, MatrixPlan, rolled_sum
 from .params import Parameters
 from .schedule import Made
+from .stages import Stage, Stages, run_stages
 
 HARD_STEPS = 30
 LEAST_NOISE = 2.0**-32
@@ -84,7 +84,7 @@ def _matrix_variances(
     """[target ciphertexts, slots]: of what a matrix gives, after its rescaling and its fold."""
     summed = np.zeros_like(rotation)
     for count, step in plan.sums:
-        summed = np.sum([np.roll(summed, -i * step) for i in range(count)], axis=0) + (count - 1) * rotation
+        summed = rolled_sum(summed, count, step) + (count - 1) * rotation
     found = np.zeros((plan.target.ciphertexts, len(rotation)))
     for (target, _, d), vector in products.items():
         giant, baby = plan.turns(d)

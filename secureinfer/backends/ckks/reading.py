@@ -14,7 +14,7 @@ import torch
 from ...graph.ir import Graph, Node
 from .layouts import NOTHING, Indices, Layout
 from .limits import MOST_CIPHERTEXTS, MOST_OFFSETS, MOST_ROTATIONS, MOST_SLOTS, MOST_SPREAD
-from .matrices import MatrixPlan, make, only_rows
+from .matrices import MatrixPlan, make, steps_of, target_of
 from .params import Parameters
 
 OUTPUTS = "outputs"
@@ -117,14 +117,6 @@ def _sums(node: Node) -> tuple[tuple[int, int], ...]:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def target_of(plans: list[MatrixPlan]) -> Layout:
-    return plans[0].target if len(plans) == 1 else only_rows(plans[0])
-
-
-def rotations_of(plans: list[MatrixPlan]) -> set[int]:
-    return set().union(*(p.steps() for p in plans)) if plans else set()
-
-
 class Packing:
     """All layouts and plans of a graph. inputs, outputs: layouts, None where each sample has a slot. plans: by node name."""
 
@@ -224,4 +216,4 @@ class Packing:
         return self.outputs.ciphertexts if self.outputs is not None else self.rows
 
     def steps(self) -> list[int]:
-        return sorted(rotations_of(list(self.plans.values())))
+        return sorted(steps_of(self.plans.values()))

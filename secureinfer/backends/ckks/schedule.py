@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ...errors import UnsupportedModelError, UnsupportedNode
-from .affine import INPUTS, Stage, Stages, depth_of
+from ...graph.polynomials import SQUARE
 from .layouts import Layout
 from .matrices import (
     Diagonals,
@@ -18,12 +17,14 @@ from .matrices import (
     after_sums,
     diagonals,
     encryption_ms,
-    only_rows,
     pooled,
     product_ms,
     rotation_ms,
+    steps_of,
+    target_of,
 )
 from .proposals import choose, fixed_rows, for_layout, for_packed, holding, image_layout
+from .stages import INPUTS, Stage, Stages, depth_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +46,6 @@ class StagePlan:
     coefficients: tuple[float, ...]
     depth: int
 
-    @property
-    def result_level(self) -> int:
-        return self.level - 1 - self.depth
-
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -64,7 +61,7 @@ class Schedule:
 
     def steps(self) -> set[int]:
         """Every rotation in use."""
-        return set().union(*(p.plan.steps() for s in self.stages for p in s.parts))
+        return steps_of(p.plan for s in self.stages for p in s.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +121,7 @@ def make_schedule(stages: Stages, degree: int, split: int, *, private: bool = Fa
         primes = (level + 1) * split
         clean = private and stage.kind == "output"
         parts = _parts(stage, layouts, slots, degree, primes, stage.name in looked_at, clean, needed)
-        layout = parts[0].plan.target if len(parts) == 1 else only_rows(parts[0].plan)
+        layout = target_of([part.plan for part in parts])
         for part in parts:
             layouts.setdefault(part.base, part.plan.whole or part.plan.source)
         layouts[stage.name] = layout
@@ -221,7 +218,7 @@ def activation_ms(depth: int, coefficients: Sequence[float], degree: int, primes
     """Estimated time of a polynomial on one ciphertext of that many primes."""
     if not depth:
         return 0.0
-    products = 1 if coefficients == (0.0, 0.0, 1.0) else len(coefficients) // 2 + depth - 1
+    products = 1 if coefficients == SQUARE else len(coefficients) // 2 + depth - 1
     each = rotation_ms(degree, primes) + (degree / 8192) * 0.45 * primes
     return products * each
 
@@ -242,7 +239,9 @@ def batch_estimate_ms(stages: Stages, degree: int, split: int) -> float:
     total = stages.sizes[INPUTS] * encryption_ms(degree, (levels + 1) * split)
     for stage in stages.stages:
         primes = (at[stage.name] + 1) * split
-        entries = sum(int(torch.count_nonzero(m)) for _, m in stage.parts)
+        entries = sum(
+            int(mask.sum()) for mask in stage.masks
+        )  # and not of the weights' zeros, which are private
         total += entries * product_ms(degree, primes)
         total += stage.rows * activation_ms(depth_of(stage), stage.coefficients, degree, primes - split)
     return total

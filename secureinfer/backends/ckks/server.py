@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.polynomials import SQUARE
 from .arithmetic import Arithmetic, Ciphertext, Vector
 from .context import Context
 from .layouts import NOTHING, Layout
@@ -180,7 +181,7 @@ class SpreadMatrix:
             total = a.times_plain(a.lower(any_input, self._level), self._here.number(2 / self._factor))
         total = a.rescale(total)
         if self._bias is not None:
-            total = a.add_plain(total, np.full(self._context.parameters.slots, self._bias[row]))
+            total = a.add_plain(total, float(self._bias[row]))
         return total
 
 
@@ -196,6 +197,7 @@ class Polynomial:
 
     def __init__(self, coefficients: Sequence[float], depth: int) -> None:
         self._c = list(coefficients)
+        self._is_square = tuple(coefficients) == SQUARE
         self._depth = depth
 
     def apply(self, a: Arithmetic, given: Sequence[Ciphertext]) -> list[Ciphertext]:
@@ -203,12 +205,12 @@ class Polynomial:
 
     def result_scale(self, context: Context, level: int, operand: float) -> float:
         """Scale of the result for an operand of that level and scale."""
-        if self._c == [0.0, 0.0, 1.0]:
+        if self._is_square:
             return operand * operand / context.primes[level]
         return operand
 
     def _one(self, a: Arithmetic, x: Ciphertext) -> Ciphertext:
-        if self._c == [0.0, 0.0, 1.0]:
+        if self._is_square:
             return a.times(x, x)
         level, scale = a.context.level(x), x.scale
         if level is None:
@@ -242,12 +244,12 @@ class Polynomial:
                     product = _multiple(a, power, high_c[0], level, scale)
                 else:
                     if high_c[0]:
-                        high = _plus(a, high, high_c[0])
+                        high = a.add_plain(high, high_c[0])
                     product = a.times(high, power)
                     product.scale = scale
                 out = product if low is None else a.add_to(low, product)
         if out is not None and depth == self._depth and c[0]:
-            out = _plus(a, out, c[0])
+            out = a.add_plain(out, c[0])
         return out
 
 
@@ -257,15 +259,9 @@ def _multiple(a: Arithmetic, x: Ciphertext, value: float, level: int, scale: flo
     x = a.lower(x, level + 1)
     factor = scale * context.primes[level + 1] / x.scale
     given = value if abs(value) * factor >= 1 else math.copysign(1 / factor, value)
-    plain = context.api.Plaintext()
-    context.encoder.encode(given, context.parms[level + 1], factor, plain)
-    out = a.rescale(a.times_plain(x, plain))
+    out = a.rescale(a.times_plain(x, context.encode(given, level + 1, factor)))
     out.scale = scale
     return out
-
-
-def _plus(a: Arithmetic, x: Ciphertext, value: float) -> Ciphertext:
-    return a.add_plain(x, np.full(a.context.parameters.slots, value))
 
 
 # --- circuit privacy ---

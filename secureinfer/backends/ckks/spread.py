@@ -27,6 +27,4 @@ class Rows:
 
     def number(self, value: float) -> Any:
         """One number in every slot."""
-        plain = self._context.api.Plaintext()
-        self._context.encoder.encode(float(value), self._context.parms[self._level], self._factor, plain)
-        return plain
+        return self._context.encode(value, self._level, self._factor)

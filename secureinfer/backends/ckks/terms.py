@@ -6,14 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from .arithmetic import Arithmetic, Ciphertext
+from .arithmetic import Arithmetic, Ciphertext, Vector
 from .context import Context
 from .matrices import product_ms, rotation_ms
-
-Vector = npt.NDArray[np.float64]
 
 HAND_OVER_PRIMES_MS = 1.0
 """Estimated time, a prime, for a ciphertext to go to another process and its result to come back: SEAL compresses both."""

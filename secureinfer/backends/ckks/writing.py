@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 
 from ...graph.ir import MODEL_OWNER, Edge, Graph, Node, Visibility
-from .affine import INPUTS, Stage, depth_of
 from .found import Found, Source
 from .layouts import Layout
 from .matrices import product_ms
 from .schedule import StagePlan, activation_ms, levels_of
+from .stages import INPUTS, Stage, depth_of
 
 
 def write(
@@ -110,9 +110,8 @@ class _Writer:
         return name
 
     def _constant(self, name: str, array: npt.NDArray[np.int64]) -> str:
-        self.constants[name] = torch.from_numpy(
-            np.array(array, dtype=np.int64, order="C")
-        )  # plans share rows
+        copied = np.array(array, dtype=np.int64, order="C")  # plans share rows
+        self.constants[name] = torch.from_numpy(copied)
         self.edges[name] = Edge(name, tuple(array.shape), "int64", Visibility.PUBLIC)
         return name
 
@@ -121,22 +120,20 @@ class _Writer:
             self._constant(name, layout.where)
 
     def _stage(self, stage: Stage, names: Mapping[str, str], level: int, plan: StagePlan | None) -> str:
-        images = {s.name: s.image for s in self.found.stages.stages}
-        parts = list(zip(stage.parts, stage.windows, strict=True))
+        parts = list(zip(stage.parts, stage.windows, stage.shapes, stage.masks, strict=True))
         if plan is not None:
             parts.sort(key=lambda p: [q.base for q in plan.parts].index(p[0][0]))
         total = ""
-        for i, ((base, matrix), window) in enumerate(parts):
+        for i, ((base, matrix), window, image, mask) in enumerate(parts):
             node = f"{stage.name}.matrix{i}"
             edge = names[base]
-            image = images.get(base)
             if window != (1, 1) and image is not None:
                 edge = self._pool(f"{node}.pool", edge, image, window, stage.path)
             operands: tuple[str, ...] = (edge, self._weight(f"{node}.weight", matrix))
             if not i:
                 operands += (self._weight(f"{node}.bias", stage.bias),)
             attrs: dict[str, Any] = {"stage": stage.name, "base": base, "level": level}
-            attrs |= self._packed(node, plan, i) if plan is not None else self._spread(matrix, level)
+            attrs |= self._packed(node, plan, i) if plan is not None else self._spread(mask, level)
             made = self._node(node, "linear", operands, (self.batch, stage.rows), attrs, stage.path)
             total = (
                 made
@@ -196,11 +193,11 @@ class _Writer:
             "estimate_ms": round(p.estimate_ms(self.degree, primes), 1),
         }  # fmt: skip
 
-    def _spread(self, matrix: torch.Tensor, level: int) -> dict[str, Any]:
-        entries = matrix.numel()
+    def _spread(self, mask: torch.Tensor, level: int) -> dict[str, Any]:
+        entries = int(mask.sum())
         primes = (level + 1) * self.split
         return {
-            "rotations": 0, "products": entries, "ciphertexts": matrix.shape[1], "results": matrix.shape[0],
+            "rotations": 0, "products": entries, "ciphertexts": mask.shape[1], "results": mask.shape[0],
             "estimate_ms": round(entries * product_ms(self.degree, primes), 1),
         }  # fmt: skip
 
