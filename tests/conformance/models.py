@@ -27,6 +27,19 @@ class Hidden(nn.Module):
         return out
 
 
+class Of(nn.Module):
+    """A function of some layers, as a model."""
+
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self._function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *x: torch.Tensor) -> Any:
+        return self._function(self, *x)
+
+
 def logistic() -> Built:
     return nn.Sequential(nn.Linear(30, 1), nn.Sigmoid()), (torch.randn(8, 30),)
 

@@ -536,8 +536,8 @@ def test_a_ciphertext_of_another_session_is_refused(
     assert type(error) is WireError and "another context" in str(error)
 
 
-@pytest.mark.parametrize("sender", [OWNER, MODEL])
-def test_a_ciphertext_of_an_earlier_inference_is_refused(program: si.Program, sender: str) -> None:
+def replaying(sender: str) -> Callable[[Frame], bytes]:
+    """Of all that the sender sends online the first, over and over."""
     sent: list[bytes] = []
 
     def tamper(frame: Frame) -> bytes:
@@ -546,7 +546,12 @@ def test_a_ciphertext_of_an_earlier_inference_is_refused(program: si.Program, se
             return sent[0]
         return frame.payload
 
-    seen = watched(program, tamper=tamper)
+    return tamper
+
+
+@pytest.mark.parametrize("sender", [OWNER, MODEL])
+def test_a_ciphertext_of_an_earlier_inference_is_refused(program: si.Program, sender: str) -> None:
+    seen = watched(program, tamper=replaying(sender))
     with seen.pair as pair:
         set_up(seen)
         pair.infer(X)
@@ -583,15 +588,7 @@ def test_a_party_that_does_not_check_decrypts_what_was_replayed(
     from secureinfer.backends.ckks.messages import HEADER, Place
 
     monkeypatch.setattr(Place, "unpack", lambda self, frame, peer: frame[HEADER.size :])
-    sent: list[bytes] = []
-
-    def tamper(frame: Frame) -> bytes:
-        if (frame.sender, frame.address.phase) == (MODEL, "online"):
-            sent.append(frame.payload)
-            return sent[0]
-        return frame.payload
-
-    seen = watched(program, tamper=tamper)
+    seen = watched(program, tamper=replaying(MODEL))
     with seen.pair as pair:
         set_up(seen)
         first, second = pair.infer(X)[0], pair.infer(X / 2)[0]

@@ -26,22 +26,10 @@ from secureinfer.plan.program import Program
 pytestmark = pytest.mark.needs("he")
 
 from .ckks_pair import MODEL, OWNER, Frame, Pair, Spied  # noqa: E402
+from .models import Of  # noqa: E402
 
 Inputs = tuple[torch.Tensor, ...]
 ERROR = 1e-3
-
-
-class Of(nn.Module):
-    """A function of some layers, as a model."""
-
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self._function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *x: torch.Tensor) -> Any:
-        return self._function(self, *x)
 
 
 def square() -> nn.Module:

@@ -4,9 +4,11 @@ workers, with the toy engine, are processes of their own.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,14 @@ import secureinfer as si
 from secureinfer.backends import has_dealer
 from secureinfer.config import Settings, make_settings
 from secureinfer.errors import SecureInferError
+from secureinfer.session import client, servicer
 from secureinfer.session.client import Session
 from secureinfer.session.servicer import Daemon
 from secureinfer.transport.tls import Identity, make_certificates
 
+from .leftovers import marked
+
+HERE = Path(__file__).parent
 TOY = "toy_engine:make"
 DEADLINES = {"connect": 3.0, "start": 60.0, "step": 4.0, "keepalive": 1.0}
 WITHIN = 8.0
@@ -73,6 +79,18 @@ class Parties:
     def close(self) -> None:
         for daemon in self.daemons.values():
             daemon.close()
+
+
+@contextlib.contextmanager
+def toys(folders: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that are started find the toy engine, and are given up soon; what they leave behind is told apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("TOY_FAULT", str(folders.mktemp("toy") / "fault"))
+        patch.setattr(client, "SIGN_OF_LIFE_SECONDS", 6.0)
+        patch.setattr(servicer, "LEAST_SILENCE_SECONDS", 2.0)
+        with marked(folders.mktemp("temporary"), patch):
+            yield
 
 
 def ends(call: Callable[[], Any], within: float) -> SecureInferError:

@@ -8,8 +8,6 @@ decrypted values.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .test_nothing_written import HERE, ROOT, START, Secrets, World
+from .test_nothing_written import World, watched
 
 pytestmark = [
     pytest.mark.needs("he"),
@@ -88,47 +86,10 @@ print("planted", flush=True)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder, hidden = tmp_path_factory.mktemp("written"), tmp_path_factory.mktemp("hidden")
-    (hidden / "records").mkdir()
-    (hidden / "start").mkdir()
-    (hidden / "start" / "sitecustomize.py").write_text(START)
-    for name in ("home", "work", "tmp", "processes"):
-        (folder / name).mkdir()
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "PYTEST"))},
-        "PYTHONPATH": os.pathsep.join([str(hidden / "start"), str(HERE), str(ROOT)]),
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "WRITTEN": str(folder / "processes"),
-        "RECORDS": str(hidden / "records"),
-        "RECORDING_FAULT": str(hidden / "fault"),
-        "OMP_NUM_THREADS": "1",
-    }
     rng = np.random.default_rng()
-    x = rng.uniform(0.1, 1, COLUMNS).astype(np.float32)
-    beyond = rng.uniform(1e5, 1e6, COLUMNS).astype(np.float32)
-    with (folder / "stderr").open("wb") as err:
-        caller = subprocess.Popen(
-            [sys.executable, "-c", CALLER, str(COLUMNS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            cwd=folder / "work",
-            env=environment,
-        )
-    secrets = Secrets()
-    secrets.add_values("input", x)
-    secrets.add_values("input", beyond)
-    assert caller.stdin is not None
-    caller.stdin.write(x.tobytes() + beyond.tobytes())
-    caller.stdin.flush()
-    made = World(folder, hidden / "records", caller, secrets)
-    try:
-        made.wait(b"clean")
+    given = [rng.uniform(low, high, COLUMNS).astype(np.float32) for low, high in ((0.1, 1), (1e5, 1e6))]
+    with watched(tmp_path_factory, CALLER, [COLUMNS], given) as made:
         yield made
-    finally:
-        caller.kill()  # its parties end with it
-        caller.communicate()
 
 
 def opened(world: World) -> set[str]:
@@ -164,13 +125,7 @@ def test_nothing_that_is_written_holds_a_key_or_a_value_and_what_is_planted_is_f
         len([name for name in names if name.endswith(".log")]) >= 1 + 1 + 2
     )  # the caller, a daemon, two workers
 
-    # The twin.
-    assert world.caller.stdin is not None
-    world.caller.stdin.write(b".")
-    world.caller.stdin.flush()
-    world.wait(b"planted")
-    world.gather()
-    found = world.search()
+    found = world.planted()  # the twin
     assert found.keys() == {"secret key"}, found
     assert found["secret key"] > {"forgotten.bin", "stderr"}
     assert any(Path(name).parent == world.folder / "tmp" for name in opened(world))

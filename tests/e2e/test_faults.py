@@ -31,16 +31,15 @@ from secureinfer.errors import (
     SessionError,
     SettingsError,
 )
-from secureinfer.session import client, servicer
+from secureinfer.session import servicer
 from secureinfer.session.client import Session
 from secureinfer.session.local import LocalParties
 from secureinfer.session.servicer import Daemon
 from secureinfer.transport.tls import Identity, make_certificates
 
-from .leftovers import Seen, look, marked, wait_until_nothing_is_left
-from .served import DEADLINES, TOY, WITHIN, Parties, ends, told
+from .leftovers import Seen, look, wait_until_nothing_is_left
+from .served import DEADLINES, TOY, WITHIN, Parties, ends, told, toys
 
-HERE = Path(__file__).parent
 X = torch.arange(8.0).reshape(2, 4)
 ROLES = ("data_owner", "model_owner", "dealer")
 PHASES = ("handshake", "setup", "offline", "online")
@@ -48,13 +47,8 @@ PHASES = ("handshake", "setup", "offline", "online")
 
 @pytest.fixture(autouse=True, scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("TOY_FAULT", str(tmp_path_factory.mktemp("toy") / "fault"))
-        patch.setattr(client, "SIGN_OF_LIFE_SECONDS", 6.0)
-        patch.setattr(servicer, "LEAST_SILENCE_SECONDS", 2.0)
-        with marked(tmp_path_factory.mktemp("temporary"), patch):
-            yield
+    with toys(tmp_path_factory):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +57,6 @@ def nothing_is_left() -> Iterator[None]:
     before = look()
     yield
     wait_until_nothing_is_left(before)
-
-
-@pytest.fixture
-def fault() -> Iterator[Callable[[str], None]]:
-    """Say "role:phase:kind", and that party does it from then on, until the test ends."""
-    file = Path(os.environ["TOY_FAULT"])
-    yield lambda text: file.write_text(text) and None
-    file.unlink(missing_ok=True)
 
 
 def program() -> si.Program:

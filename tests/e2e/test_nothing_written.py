@@ -11,12 +11,13 @@ others.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -195,6 +196,15 @@ class World:
                     return
         raise AssertionError(out.read_bytes() + (self.folder / "stderr").read_bytes())
 
+    def planted(self) -> dict[str, set[str]]:
+        """What is found once the caller has gone on, and planted some."""
+        assert self.caller.stdin is not None
+        self.caller.stdin.write(b".")
+        self.caller.stdin.flush()
+        self.wait(b"planted")
+        self.gather()
+        return self.search()
+
     def gather(self) -> None:
         """The secrets that were recorded so far, and the private keys of TLS, wherever else they may stand."""
         for file in self.records.iterdir():
@@ -221,43 +231,48 @@ class World:
         return dict(found)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder, hidden = tmp_path_factory.mktemp("written"), tmp_path_factory.mktemp("hidden")
+@contextlib.contextmanager
+def watched(
+    folders: pytest.TempPathFactory,
+    code: str,
+    sizes: Sequence[int],
+    given: Sequence[np.ndarray],
+    **environment: str,
+) -> Iterator[World]:
+    """A caller that has said "clean", and all that it and its parties write. code, sizes: what it runs, and its arguments.
+    given: inputs that it reads, float32, which are secrets.
+    """
+    folder, hidden = folders.mktemp("written"), folders.mktemp("hidden")
     (hidden / "records").mkdir()
     (hidden / "start").mkdir()
     (hidden / "start" / "sitecustomize.py").write_text(START)
     for name in ("home", "work", "tmp", "processes"):
         (folder / name).mkdir()
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "PYTEST"))},
-        "PYTHONPATH": os.pathsep.join([str(hidden / "start"), str(HERE), str(ROOT)]),
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "WRITTEN": str(folder / "processes"),
-        "RECORDS": str(hidden / "records"),
-        "RECORDING_FAULT": str(hidden / "fault"),
-        "GRPC_VERBOSITY": "DEBUG",
-        "OMP_NUM_THREADS": "1",
-    }
-    rng = np.random.default_rng()
-    x = rng.uniform(1e5, 1e6, (ROWS, COLUMNS)).astype(np.float32)
-    beyond = rng.uniform(1e12, 1e13, (ROWS, COLUMNS)).astype(np.float32)
     with (folder / "stderr").open("wb") as err:
         caller = subprocess.Popen(
-            [sys.executable, "-c", CALLER, str(ROWS), str(COLUMNS)],
+            [sys.executable, "-c", code, *map(str, sizes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=folder / "work",
-            env=environment,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "PYTEST"))},
+                "PYTHONPATH": os.pathsep.join([str(hidden / "start"), str(HERE), str(ROOT)]),
+                "HOME": str(folder / "home"),
+                "TMPDIR": str(folder / "tmp"),
+                "WRITTEN": str(folder / "processes"),
+                "RECORDS": str(hidden / "records"),
+                "RECORDING_FAULT": str(hidden / "fault"),
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
         )
     secrets = Secrets()
-    secrets.add_values("input", x)
-    secrets.add_values("input", beyond)
     made = World(folder, hidden / "records", caller, secrets)
     assert caller.stdin is not None
-    caller.stdin.write(x.tobytes() + beyond.tobytes())
+    for values in given:
+        secrets.add_values("input", values)
+        caller.stdin.write(values.tobytes())
     caller.stdin.flush()
     try:
         made.wait(b"clean")
@@ -265,6 +280,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     finally:
         caller.kill()  # its parties end with it
         caller.communicate()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    rng, shape = np.random.default_rng(), (ROWS, COLUMNS)
+    x, beyond = rng.uniform(1e5, 1e6, shape), rng.uniform(1e12, 1e13, shape)
+    given = [x.astype(np.float32), beyond.astype(np.float32)]
+    with watched(tmp_path_factory, CALLER, shape, given, GRPC_VERBOSITY="DEBUG") as made:
+        yield made
 
 
 def test_nothing_that_is_written_holds_a_secret_and_what_is_planted_is_found(world: World) -> None:
@@ -286,13 +310,7 @@ def test_nothing_that_is_written_holds_a_secret_and_what_is_planted_is_found(wor
     assert len([name for name in names if name.endswith(".environ")]) >= 6
     assert any(file.stat().st_size for file in world.folder.rglob("*.nameless"))  # dealt material
 
-    # The twin.
-    assert world.caller.stdin is not None
-    world.caller.stdin.write(b".")
-    world.caller.stdin.flush()
-    world.wait(b"planted")
-    world.gather()
-    found = world.search()
+    found = world.planted()  # the twin
     assert found.keys() == {"seed", "stream key", "share", "input"}, found
     assert {"stderr"} < found["seed"] and {"stderr"} < found["stream key"]
     assert found["share"] == {"forgotten.bin"} and found["input"] == {"stdout"}

@@ -22,13 +22,14 @@ from secureinfer.errors import (
     PeerError,
     ProgramFileError,
     RangeError,
-    SecureInferError,
     SessionError,
     UsageError,
 )
 from secureinfer.session.client import Session
 from secureinfer.session.local import LocalParties
 from secureinfer.transport.base import HEADER_BYTES
+
+from .served import ends
 
 HERE = Path(__file__).parent
 TOY = "toy_engine:make"
@@ -203,22 +204,6 @@ def test_each_listening_party_chooses_how_its_data_comes_and_who_dials_follows(
 
 
 # --- faults; a party that dies or stops is in test_faults.py ---
-
-
-@pytest.fixture
-def fault() -> Iterator[Callable[[str], None]]:
-    """Say "role:phase:kind", and that party does it from then on, until the test ends."""
-    file = Path(os.environ["TOY_FAULT"])
-    yield lambda text: file.write_text(text) and None
-    file.unlink(missing_ok=True)
-
-
-def ends(call: Callable[[], Any], within: float) -> SecureInferError:
-    start = time.monotonic()
-    with pytest.raises(SecureInferError) as caught:
-        call()
-    assert time.monotonic() - start < within, str(caught.value)
-    return caught.value
 
 
 @pytest.mark.parametrize("role", ["data_owner", "model_owner"])

@@ -33,7 +33,6 @@ from secureinfer.errors import (
 from secureinfer.measure.figures import Plaintext
 from secureinfer.measure.latency import summarise
 from secureinfer.plan.planner import make_plan
-from secureinfer.session import client, servicer
 from secureinfer.session.control import ControlClient
 from secureinfer.session.handshake import make_hello
 from secureinfer.session.local import LocalParties
@@ -41,8 +40,8 @@ from secureinfer.session.manifest import read_manifest
 from secureinfer.session.servicer import Daemon
 from secureinfer.transport.tls import Identity, make_certificates
 
-from .leftovers import look, marked, processes, wait_until_nothing_is_left
-from .served import DEADLINES, TOY, WITHIN, Parties, ends, told
+from .leftovers import look, processes, wait_until_nothing_is_left
+from .served import DEADLINES, TOY, WITHIN, Parties, ends, told, toys
 from .toy_ckks import SENT, SET_UP, registry
 
 HERE = Path(__file__).parent
@@ -54,21 +53,8 @@ NOBODY = {"name": "dealer", "address": "dealer.example.org:9"}
 
 @pytest.fixture(autouse=True, scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("TOY_FAULT", str(tmp_path_factory.mktemp("toy") / "fault"))
-        patch.setattr(client, "SIGN_OF_LIFE_SECONDS", 6.0)
-        patch.setattr(servicer, "LEAST_SILENCE_SECONDS", 2.0)
-        with marked(tmp_path_factory.mktemp("temporary"), patch):
-            yield
-
-
-@pytest.fixture
-def fault() -> Iterator[Callable[[str], None]]:
-    """Say "role:phase:kind", and that party does it from then on, until the test ends."""
-    file = Path(os.environ["TOY_FAULT"])
-    yield lambda text: file.write_text(text) and None
-    file.unlink(missing_ok=True)
+    with toys(tmp_path_factory):
+        yield
 
 
 def two_party(most: int = 1000) -> si.Program:
