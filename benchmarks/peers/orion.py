@@ -15,7 +15,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -120,17 +119,11 @@ def measure(name: str, case: str | None, runs: int | None, out: Any) -> dict[str
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    first, *warm = turns.take(once, runs, out)
-    total, encrypt, evaluate, decrypt, _ = zip(*warm, strict=True)
+    taken = turns.seconds(turns.take(once, runs, out))
     return {
         "engine": f"Orion {versions['orion']}",
         "model": name,
-        "seconds": total,
-        "first_seconds": first[0],
-        "encrypt_seconds": statistics.median(encrypt),
-        "evaluate_seconds": statistics.median(evaluate),
-        "evaluate_cpu_seconds": statistics.mean(run[-1] for run in (first, *warm)),
-        "decrypt_seconds": statistics.median(decrypt),
+        **taken,
         "setup_seconds": compiled - started,
         "scheme_seconds": keys - started,
         "error": error,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
-import statistics
 import sys
 import time
 from typing import Any
@@ -60,17 +59,11 @@ def measure(case: str | None, runs: int | None, threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    first, *warm = turns.take(once, runs, sys.stdout)
-    total, encrypt, evaluate, decrypt, _ = zip(*warm, strict=True)
+    taken = turns.seconds(turns.take(once, runs, sys.stdout))
     return {
         "engine": f"TenSEAL {versions['tenseal']}, CKKSVector.mm",
         "model": "matvec",
-        "seconds": total,
-        "first_seconds": first[0],
-        "encrypt_seconds": statistics.median(encrypt),
-        "evaluate_seconds": statistics.median(evaluate),
-        "evaluate_cpu_seconds": statistics.mean(run[-1] for run in (first, *warm)),
-        "decrypt_seconds": statistics.median(decrypt),
+        **taken,
         "setup_seconds": setup,
         "error": error,
         "parameters": {**PARAMETERS, "log_scale": LOG_SCALE},
