@@ -1,0 +1,331 @@
+"""The typed report of the harness: cases, baselines, overheads, loads; one JSON document with a version.
+
+A field is None where the figure is unknown, never 0. Units stand in names. `read` refuses what it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import InputError
+
+SCHEMA: Final = "secureinfer.bench/1"
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Interval(_Checked):
+    """Where a figure lies with this confidence."""
+
+    low: Amount
+    high: Amount
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
+class Timed(_Checked):
+    """Latencies of warm runs, milliseconds. A percentile is None where it needs more runs (p90: 10, p99: 100).
+
+    runs_ms: each warm run, in the order in which they ran. block: the same position of another Timed of the case was
+    measured in the same block, so that runs of one position may be paired.
+    """
+
+    count: Count
+    latency_ms: Amount | None
+    latency_ms_p50: Amount | None
+    latency_ms_p90: Amount | None
+    latency_ms_p99: Amount | None
+    latency_ms_interval: Interval | None = None
+    latency_ms_p50_interval: Interval | None = None
+    latency_ms_p90_interval: Interval | None = None
+    latency_ms_p99_interval: Interval | None = None
+    cold_latency_ms: Amount | None = None
+    runs_ms: tuple[Amount, ...] = ()
+
+
+class Energy(_Checked):
+    """Of one inference of the whole batch, by one meter for all processes of the machine.
+
+    source: nvml, rapl, nvml+rapl, or estimated; None with unknown joules. joules: idle included, as the counter says.
+    above_idle_joules: less what the idle machine takes in that time; None where idle could not be measured.
+    """
+
+    joules: Amount | None = None
+    joules_per_sample: Amount | None = None
+    above_idle_joules: Amount | None = None
+    source: str | None = None
+
+
+class Meter(_Checked):
+    """What energy was read from. model: the stated power model of an estimate. idle_watts: measured before the cases."""
+
+    source: str | None = None
+    model: str | None = None
+    idle_watts: Amount | None = None
+    idle_seconds: Amount | None = None
+    unavailable: tuple[str, ...] = ()
+    """Why each better source could not be read."""
+
+
+class CaseKey(_Checked):
+    """What a case is a point of. batch: samples of one inference.
+
+    network: loopback, lan, wan; or one of the latter two with ":projected" after it, computed from a loopback run.
+    """
+
+    model: str
+    compression: str = "none"
+    backend: str = "mpc"
+    network: str = "loopback"
+    batch: Annotated[int, Field(ge=1)] = 1
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.compression}/{self.backend}/{self.network}/{self.batch}"
+
+
+class ModelFacts(_Checked):
+    """What ran. float_bytes, compressed_bytes: parameters and buffers before and after compression.
+
+    title: for people, such as "MiniLM-L6, pretrained". weights: pretrained, trained or random. tokens: of one inference,
+    all samples; None where samples have no tokens. compression: of si.compress's report (what was and was not changed).
+    """
+
+    title: str
+    weights: str
+    input: str
+    samples: Annotated[int, Field(ge=1)]
+    tokens: Count | None = None
+    parameters: Count
+    float_bytes: Count
+    compressed_bytes: Count
+    program_bytes: Count | None = None
+    public_program_bytes: Count | None = None
+    compression: dict[str, Any] | None = None
+
+
+class Baseline(_Checked):
+    """One way to run the same model in plaintext, in a process of its own, its runs between the private ones.
+
+    engine: torch eager, torch.compile, onnxruntime, torch-tensorrt. dtype: fp32, bf16, fp16, int8. status: why there are
+    no figures stands in reason. quantized: what int8 covers ("4 of 4 Linear; 0 of 20 Conv2d"). threads: the quicker of one
+    and all. max_absolute_error: of outputs against torch eager fp32.
+    """
+
+    engine: str
+    dtype: str
+    device: str = "cpu"
+    status: Literal["ok", "unavailable", "failed"]
+    reason: str | None = None
+    threads: Count | None = None
+    latency: Timed | None = None
+    samples_per_second: Amount | None = None
+    tokens_per_second: Amount | None = None
+    peak_memory_bytes: Count | None = None
+    peak_gpu_memory_bytes: Count | None = None
+    model_bytes: Count | None = None
+    load_seconds: Amount | None = None
+    quantized: str | None = None
+    energy: Energy = Energy()
+    max_absolute_error: Amount | None = None
+    accuracy: Amount | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.dtype}"
+
+
+class Overhead(_Checked):
+    """Secure latency over plaintext latency of the same run; both sides are named.
+
+    phase: online, or total (offline + online). against: fp32 (torch eager fp32) or best (the quickest baseline).
+    interval: of the ratio, from runs paired by block.
+    """
+
+    phase: Literal["online", "total"]
+    against: Literal["fp32", "best"]
+    numerator: str
+    numerator_ms: Amount
+    denominator: str
+    denominator_ms: Amount
+    ratio: Amount
+    interval: Interval | None = None
+
+
+class Throughput(_Checked):
+    """Of inferences one after another. total: offline phases included."""
+
+    samples_per_second: Amount | None = None
+    tokens_per_second: Amount | None = None
+    total_samples_per_second: Amount | None = None
+    total_tokens_per_second: Amount | None = None
+
+
+class Accuracy(_Checked):
+    """Three times the same metric on the same samples; secure is that of decrypted outputs of the timed inferences.
+
+    metric: what is counted, such as "top-1 of labels", or "top-1 agreement with the float model", of which float is 1 by
+    definition. max_absolute_error: secure against compressed outputs; compression_error: compressed against float.
+    """
+
+    metric: str
+    samples: Count
+    float: Finite
+    compressed: Finite
+    secure: Finite
+    max_absolute_error: Amount | None = None
+    compression_error: Amount | None = None
+
+
+class Fault(_Checked):
+    """Why a case has no figures. type: the name of the error's class."""
+
+    type: str
+    message: str
+
+
+class CaseResult(_Checked):
+    """All that one case measured. session: the parties' own report (secureinfer.report/1), with phases, parties, layers."""
+
+    key: CaseKey
+    status: Literal["ok", "failed"]
+    fault: Fault | None = None
+    started: str
+    """UTC, ISO 8601."""
+    seconds: Amount
+    settings: dict[str, Any] = {}
+    """What this case was run with (runs, seconds, threads), and so what a resumed sweep compares."""
+    valid: bool = False
+    invalid_reason: str | None = None
+    model: ModelFacts | None = None
+    session: dict[str, Any] | None = None
+    online: Timed | None = None
+    offline: Timed | None = None
+    throughput: Throughput = Throughput()
+    online_energy: Energy = Energy()
+    offline_energy: Energy = Energy()
+    baselines: tuple[Baseline, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
+    accuracy: Accuracy | None = None
+
+    def overhead(self, phase: str = "online", against: str = "fp32") -> Overhead | None:
+        return next((o for o in self.overheads if (o.phase, o.against) == (phase, against)), None)
+
+    def baseline(self, engine: str, dtype: str) -> Baseline | None:
+        return next((b for b in self.baselines if (b.engine, b.dtype) == (engine, dtype)), None)
+
+
+class Pool(_Checked):
+    """Material of inferences that were dealt and not yet used, before and after a load. None where nothing is dealt."""
+
+    capacity: Count
+    at_start: Count
+    at_end: Count
+    least: Count
+    dealt: Count
+    used: Count
+
+
+class Trial(_Checked):
+    """One rate that was tried."""
+
+    target_qps: Amount
+    valid: bool
+    latency_ms_p99: Amount | None = None
+    why: str | None = None
+
+
+class LoadResult(_Checked):
+    """One run of MLPerf LoadGen. All latencies are LoadGen's. settings: those that LoadGen was given, from its file.
+
+    qps: completed queries a second; of the server scenario, at the highest rate that holds the bound. A run that is too
+    short, breaks its bound or empties the pool is not valid, and invalid_reasons say which.
+    """
+
+    key: CaseKey
+    scenario: Literal["SingleStream", "MultiStream", "Server", "Offline"]
+    status: Literal["ok", "failed"] = "ok"
+    fault: Fault | None = None
+    started: str
+    seconds: Amount
+    loadgen: str | None = None
+    """Its version."""
+    valid: bool = False
+    invalid_reasons: tuple[str, ...] = ()
+    settings: dict[str, Any] = {}
+    queries: Count | None = None
+    samples_per_query: Count | None = None
+    qps: Amount | None = None
+    samples_per_second: Amount | None = None
+    latency_ms: Amount | None = None
+    latency_ms_p50: Amount | None = None
+    latency_ms_p90: Amount | None = None
+    latency_ms_p99: Amount | None = None
+    target_latency_ms: Amount | None = None
+    target_percentile: Amount | None = None
+    trials: tuple[Trial, ...] = ()
+    pool: Pool | None = None
+    energy: Energy = Energy()
+    summary: str | None = None
+    """LoadGen's own summary, word for word."""
+
+
+class BenchReport(_Checked):
+    """One sweep. environment: of measure.environment, with the devices. command: what a reader types to get it again."""
+
+    schema_: Annotated[Literal["secureinfer.bench/1"], Field(alias="schema")] = SCHEMA
+    title: str = "secureinfer: what privacy costs"
+    command: str | None = None
+    created: str
+    environment: dict[str, Any]
+    meter: Meter = Meter()
+    complete: bool = True
+    """False: the sweep was stopped, and some of its cases have not run."""
+    cases: tuple[CaseResult, ...] = ()
+    loads: tuple[LoadResult, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
+
+
+MOST_BYTES = 1 << 28
+
+
+def read(path: Path) -> BenchReport:
+    """A report from its file. Raises InputError that says what is wrong with it."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} is larger than any report; give the JSON that a benchmark wrote")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as a benchmark's report: {error}") from None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"{path} has the schema {schema!r}, and this version reads {SCHEMA!r}; "
+            "make the report anew, or read it with the version that wrote it"
+        )
+    try:
+        return BenchReport.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path} is no benchmark's report: {where}: {first['msg']}") from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, so that a sweep that is stopped leaves no half of one."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
