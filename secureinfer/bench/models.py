@@ -17,13 +17,15 @@ from ..compression.report import CompressionReport
 from ..compression.transform import Transform
 from ..errors import UsageError
 from ..files import load_reference
-from . import tabular
+from . import language, tabular, vision
 from .subject import AGREEMENT, CLOSE, Batches, Score, agreement, close, finished, repeatable, turns
 from .subject import Built as Built
 from .subject import Subject as Subject
 from .subject import save_state as save_state
 
-SUBJECTS: Mapping[str, Subject] = {s.name: s for s in (*tabular.SUBJECTS,)}
+SUBJECTS: Mapping[str, Subject] = {
+    s.name: s for s in (*tabular.SUBJECTS, *vision.SUBJECTS, *language.SUBJECTS)
+}
 
 COMPRESSIONS = ("none", "int8", "approximate", "approximate+int8")
 BACKENDS = ("mpc", "crypten", "ckks")

@@ -94,6 +94,18 @@ def finished(module: nn.Module, state: Path | None) -> nn.Module:
     return module.float().eval().requires_grad_(False)
 
 
+def settled(head: nn.Module, outputs: Tensor) -> None:
+    """Change the last linear layer so that each of its outputs has mean 0 and deviation 1 over these, (samples, classes).
+
+    A random network decides for one class nearly always, by a wide margin; agreement with it would say nothing.
+    """
+    weight, bias = head.get_parameter("weight"), head.get_parameter("bias")
+    mean, std = outputs.mean(0), outputs.std(0).clamp(min=1e-6)
+    with torch.no_grad():
+        weight.div_(std[:, None])
+        bias.sub_(mean).div_(std)
+
+
 @contextmanager
 def repeatable(threads: int | None = None) -> Iterator[None]:
     """Torch's seed 0, and so many threads (in small layers more would wait for each other); both come back."""
