@@ -14,8 +14,9 @@ from statistics import NormalDist
 CONFIDENCE = 0.95
 LEAST_VALUES = 3
 """Two values have a spread, but no interval that anybody would act on: Student's factor is 12.7."""
-TRIM = 0.2
-"""Of each end of a set of runs, as Yuen's test leaves out: a stall of the machine makes a run slow, never quick."""
+TRIM, LEAST_TRIMMED = 0.2, 8
+"""Of each end of a set of runs, as Yuen's test leaves out: a stall of the machine makes a run slow, never quick.
+Of fewer values none is left out: with 5 runs of 3 % noise a change of 20 % would be found in 76 % of cases, not in all."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def _factor(half: float) -> float:
 def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
     """(trimmed mean of logarithms, squared standard error, degrees of freedom)."""
     logs = sorted(math.log(v) for v in values)
-    count, cut = len(logs), int(TRIM * len(logs))
+    count = len(logs)
+    cut = int(TRIM * count) if count >= LEAST_TRIMMED else 0
     kept = logs[cut : count - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
     middle = math.fsum(winsorised) / count
