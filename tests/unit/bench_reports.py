@@ -161,7 +161,9 @@ def load(**changes: Any) -> LoadResult:
             Trial(target_qps=20, valid=True, latency_ms_p99=45.0),
             Trial(target_qps=40, valid=False, why="p99 above the bound"),
         ),
-        "pool": Pool(capacity=8, at_start=8, at_end=8, least=2, dealt=1000, used=1000),
+        "pool": Pool(
+            capacity=8, at_start=8, at_end=8, least=2, dealt=1000, used=1000, empty=3, offline_latency_ms=30.0
+        ),
         "summary": "MLPerf Results Summary\nScenario : Server",
     }
     return LoadResult(**(fields | changes))
