@@ -97,16 +97,22 @@ class Plaintext:
 class Figures:
     """One phase of one party, or of all that took part. Per inference (setup: session); None is unknown.
 
-    bytes counts each frame once, at its sender, so that the parties' figures add up to the phase's.
+    bytes counts each frame once, at its sender, so that the parties' figures add up to the phase's. waiting_ms: of warm
+    runs, how long a party was blocked on its peers and the network; the phase's is that of the party which took longest.
+    bytes_one_way: of each step the greater direction, since peers send at once there, and of all steps one after the other:
+    what the phase's longest path carries. peak_gpu_memory_bytes: None where no GPU was used.
     """
 
     latency: LatencySummary
+    waiting_ms: float | None = None
     bytes: float | None = None
+    bytes_one_way: float | None = None
     bytes_received: float | None = None
     socket_bytes: float | None = None
     rounds: float | None = None
     cpu_seconds: float | None = None
     peak_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
     energy_joules: float | None = None
     energy_source: str | None = None
 
@@ -117,12 +123,19 @@ class Figures:
 
 @dataclass(frozen=True)
 class Layer:
-    """The steps of one module path in one inference. rounds are the plan's: frames count whole runs."""
+    """The steps of one module path in one inference. rounds are the plan's: frames count whole runs.
+
+    latency_ms, waiting_ms: of each step's slowest party; the rest of its latency it computed. waiting_ms is None where the
+    parties do not go through the steps together (CKKS: one computes, the other waits for the answer). bytes_one_way: as in
+    Figures.
+    """
 
     path: str
     steps: int
     latency_ms: float | None
+    waiting_ms: float | None
     bytes: float | None
+    bytes_one_way: float | None
     rounds: int
 
 

@@ -52,14 +52,19 @@ def phase_report(
     cold = runs[0] if runs and phase != "setup" else None
     parties = {w.party: _party(w, phase, cold) for w in workers}
     took_part = [f for f in parties.values() if f.bytes is not None]
+    slowest = max(took_part, key=lambda f: f.latency.latency_ms or 0.0, default=None)
+    on_gpus = [n for f in took_part if (n := f.peak_gpu_memory_bytes) is not None]
     figures = Figures(
         latency=summarise([ms for i, ms in latencies.items() if i != cold]),
+        waiting_ms=None if slowest is None else slowest.waiting_ms,
         bytes=_mean(list(traffic.values())),
+        bytes_one_way=_one_way(workers, phase, _steps_of(workers, phase)),
         bytes_received=_mean([sum(bytes_of(r)[1] for r in same) for same in _by_run(workers, phase)]),
         socket_bytes=socket_bytes / len(runs) if socket_bytes is not None and runs else None,
         rounds=_mean(list(rounds.values())),
         cpu_seconds=_total([f.cpu_seconds for f in took_part]),
         peak_memory_bytes=_total([f.peak_memory_bytes for f in took_part]),
+        peak_gpu_memory_bytes=sum(on_gpus) if on_gpus else None,
     )
     return PhaseReport(
         figures,
@@ -94,11 +99,13 @@ def _party(worker: WorkerStats, phase: Phase, cold: int | None) -> Figures:
         peak = worker.peak_memory_bytes  # read when the report was asked for: it covers up to the last phase
     return Figures(
         latency=summarise([r.latency_ms for r in runs if r.latency_ms is not None and r.inference != cold]),
+        waiting_ms=_mean([r.waiting_ms for r in runs if r.waiting_ms is not None and r.inference != cold]),
         bytes=_mean([bytes_of(r)[0] for r in runs]),
         bytes_received=_mean([bytes_of(r)[1] for r in runs]),
         rounds=_mean([r.rounds for r in runs if r.rounds is not None]),
         cpu_seconds=_mean([r.cpu_seconds for r in runs if r.cpu_seconds is not None]),
         peak_memory_bytes=peak,
+        peak_gpu_memory_bytes=_worst([run.peak_gpu_memory_bytes for run in runs]),
     )
 
 
@@ -115,29 +122,35 @@ def _layers(program: ProgramInfo, workers: Sequence[WorkerStats], cold: int | No
     layers = []
     for path, steps in groups.items():
         indices = [s.index for s in steps]
-        times = [ms for i in indices if (ms := _step_ms(workers, i, cold)) is not None]
+        times = [t for i in indices if (t := _step_times(workers, i, cold)) is not None]
+        waits = [waiting for _, waiting in times if waiting is not None] if program.dealer else []
         sent = [b for i in indices if (b := _step_bytes(workers, i)) is not None]
         layers.append(
             Layer(
                 path=path,
                 steps=len(steps),
-                latency_ms=sum(times) if times else None,
+                latency_ms=sum(ms for ms, _ in times) if times else None,
+                waiting_ms=sum(waits) if waits else None,
                 bytes=sum(sent) if sent else None,
+                bytes_one_way=_one_way(workers, "online", indices),
                 rounds=sum(s.rounds for s in steps),
             )
         )
     return tuple(layers)
 
 
-def _step_ms(workers: Sequence[WorkerStats], step: int, cold: int | None) -> float | None:
+def _step_times(
+    workers: Sequence[WorkerStats], step: int, cold: int | None
+) -> tuple[float, float | None] | None:
+    """Latency and waiting of a step at its slowest party, milliseconds."""
     means = []
     for worker in workers:
         runs = [r for r in worker.runs("online") if step in r.steps]
-        warm = [r for r in runs if r.inference != cold] or runs
-        mean = _mean([ms for r in warm if (ms := r.steps[step].latency_ms) is not None])
+        warm = [r.steps[step] for r in runs if r.inference != cold] or [r.steps[step] for r in runs]
+        mean = _mean([s.latency_ms for s in warm if s.latency_ms is not None])
         if mean is not None:
-            means.append(mean)
-    return max(means) if means else None
+            means.append((mean, _mean([s.waiting_ms for s in warm if s.waiting_ms is not None])))
+    return max(means, key=lambda times: times[0]) if means else None
 
 
 def _step_bytes(workers: Sequence[WorkerStats], step: int) -> float | None:
@@ -148,6 +161,26 @@ def _step_bytes(workers: Sequence[WorkerStats], step: int) -> float | None:
         is not None
     ]
     return sum(parts) if parts else None
+
+
+def _steps_of(workers: Sequence[WorkerStats], phase: Phase) -> list[int]:
+    return sorted({step for worker in workers for run in worker.runs(phase) for step in run.steps})
+
+
+def _one_way(workers: Sequence[WorkerStats], phase: Phase, steps: Sequence[int]) -> float | None:
+    """Bytes on the longest path: the greatest direction of each step at any party, steps one after the other."""
+    ways = [
+        mean
+        for step in steps
+        if (mean := max((m for w in workers if (m := _direction(w, phase, step)) is not None), default=None))
+        is not None
+    ]
+    return sum(ways) if ways else None
+
+
+def _direction(worker: WorkerStats, phase: Phase, step: int) -> float | None:
+    each = [run.steps[step] for run in worker.runs(phase) if step in run.steps]
+    return _mean([max(s.bytes_sent, s.bytes_received) for s in each])
 
 
 def faults(program: ProgramInfo, workers: Sequence[WorkerStats], online: PhaseReport) -> list[str]:

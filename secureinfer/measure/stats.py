@@ -30,32 +30,42 @@ class LinkStats(_Checked):
 
 
 class StepStats(_Checked):
-    """One plan step in one run. rounds is None: the Lamport count is known for a whole run only."""
+    """One plan step in one run. rounds is None: the Lamport count is of a whole run. waiting_ms: in its frames."""
 
     latency_ms: Amount | None = None
+    waiting_ms: Amount | None = None
     bytes_sent: Count = 0
     bytes_received: Count = 0
 
 
 class RunStats(_Checked):
-    """One run of one phase: setup (inference 0), or one inference's offline or online part."""
+    """One run of one phase: setup (inference 0), or one inference's offline or online part.
+
+    waiting_ms: how much of it its thread was blocked, in receiving from peers or in sending to them.
+    """
 
     inference: Count
     latency_ms: Amount | None = None
+    waiting_ms: Amount | None = None
     rounds: Count | None = None
     cpu_seconds: Amount | None = None
     peak_memory_bytes: Count | None = None
+    peak_gpu_memory_bytes: Count | None = None
     links: Mapping[str, LinkStats] = {}
     steps: Mapping[int, StepStats] = {}
 
 
 class WorkerStats(_Checked):
-    """All that one party's worker counted. peak_memory_bytes: highest resident size of its process so far."""
+    """All that one party's worker counted. peak_memory_bytes: highest resident size of its process so far.
+
+    peak_gpu_memory_bytes: the same of its GPUs; None where it used none.
+    """
 
     party: str
     role: str
     phases: Mapping[Phase, tuple[RunStats, ...]]
     peak_memory_bytes: Count | None = None
+    peak_gpu_memory_bytes: Count | None = None
     threads: Count | None = None
 
     def runs(self, phase: Phase) -> tuple[RunStats, ...]:

@@ -129,9 +129,7 @@ class DataOwnerSession:
             dealer.send(Address("offline", index, 0, 0), _EMPTY)
             self._engine.prepare(index)
             # The dealer waits for the model owner meanwhile: its own deadline comes first, and names that one.
-            address, _ = dealer.receive_any(INDIRECT * self._step, limit=0)
-            if address != Address("offline", index, 0, 1):
-                raise WireError(f"{dealer.peer}: expected its word on inference {index}, got {address}")
+            dealer.receive(Address("offline", index, 0, 1), 0, timeout=INDIRECT * self._step)
 
     def infer(self, inputs: Mapping[str, torch.Tensor]) -> tuple[int, dict[str, torch.Tensor]]:
         """Run one inference on this party's inputs; returns its index and the outputs that are revealed here.

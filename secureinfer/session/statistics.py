@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..measure.memory import peak_memory_bytes
+from ..measure.memory import peak_gpu_memory_bytes, peak_memory_bytes
 from ..transport.base import Clock, Counter, Link
 
 MAX_RUNS = 4096
@@ -25,7 +25,7 @@ SETTLE_SECONDS = 5.0
 
 class Statistics:
     """Times, rounds and bytes of each run of a phase at this party. Two runs may overlap, in two threads: bytes and rounds
-    are counted for each, but whose the processor's time was is then not known.
+    are counted for each, and what its thread waited, but whose the processor's time was is then not known.
     """
 
     def __init__(self, party: str, role: str, links: Mapping[str, Link], clock: Clock, threads: int) -> None:
@@ -66,9 +66,13 @@ class Statistics:
                     {
                         "inference": inference,
                         "latency_ms": 1000 * latency,
+                        "waiting_ms": sum(
+                            _waiting_ms(c) for steps in counted.values() for c in steps.values()
+                        ),
                         "rounds": self._clock.counts.pop((phase, inference), 0),
                         "cpu_seconds": cpu_seconds if alone and self._begun == begun else None,
                         "peak_memory_bytes": peak_memory_bytes(),
+                        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(),
                         "links": {peer: _link(steps) for peer, steps in counted.items()},
                         "steps": _steps(counted, step_times or {}),
                     }
@@ -86,7 +90,12 @@ class Statistics:
                 **self._head,
                 "phases": {phase: list(runs) for phase, runs in self._runs.items()},
                 "peak_memory_bytes": peak_memory_bytes(),
+                "peak_gpu_memory_bytes": peak_gpu_memory_bytes(),
             }
+
+
+def _waiting_ms(counter: Counter) -> float:
+    return 1000 * counter.waiting_seconds
 
 
 def _link(steps: Mapping[int, Counter]) -> dict[str, int]:
@@ -109,6 +118,7 @@ def _steps(counted: Mapping[str, Mapping[int, Counter]], times: Mapping[int, flo
     return {
         str(step): {
             "latency_ms": 1000 * times[step] if step in times else None,
+            "waiting_ms": _waiting_ms(total),
             "bytes_sent": total.bytes_sent,
             "bytes_received": total.bytes_received,
             "rounds": None,

@@ -42,18 +42,24 @@ class Address:
 
 @dataclass
 class Counter:
-    """What one side of a link did in one (phase, inference, step)."""
+    """What one side of a link did in one (phase, inference, step).
+
+    waiting_seconds: how long its thread was blocked, in `receive` because nothing had come, or in `send` because no more
+    was taken. A time, and so no part of what two counters are compared by.
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     frames_sent: int = 0
     frames_received: int = 0
+    waiting_seconds: float = field(default=0.0, compare=False)
 
     def add(self, other: Counter) -> None:
         self.bytes_sent += other.bytes_sent
         self.bytes_received += other.bytes_received
         self.frames_sent += other.frames_sent
         self.frames_received += other.frames_received
+        self.waiting_seconds += other.waiting_seconds
 
 
 @dataclass
@@ -96,15 +102,23 @@ class Link(ABC):
 
     @abstractmethod
     def receive(
-        self, address: Address, size: int | None = None, *, limit: int = MAX_FRAME_BYTES
+        self,
+        address: Address,
+        size: int | None = None,
+        *,
+        limit: int = MAX_FRAME_BYTES,
+        timeout: float | None = None,
     ) -> memoryview:
-        """The next frame's payload. size: exact length expected, None for any up to `limit` bytes."""
+        """The next frame's payload. size: exact length expected, None for any up to `limit` bytes. timeout: seconds, in
+        place of the link's deadline.
+        """
 
     @abstractmethod
     def receive_any(
         self, timeout: float | None = None, *, limit: int = MAX_FRAME_BYTES
     ) -> tuple[Address, memoryview]:
-        """The next frame, whatever its address: for loops that wait for the peer's next command.
+        """The next frame, whatever its address: for loops that wait for the peer's next command. Until one begins, the wait
+        is nobody's: nothing runs.
 
         timeout: seconds; None waits as long as the peer is alive (keep-alive finds a dead one). limit: bytes of
         payload; a frame that declares more is refused before it is read.

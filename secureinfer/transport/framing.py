@@ -50,6 +50,8 @@ class FramedLink(Link):
         self._reader = reader
         self._failure: SecureInferError | None = None
         self._settled: list[Counter] = []
+        # Seconds in which the thread that receives, and the one that holds the send lock, were blocked in the present frame.
+        self._blocked_receiving = self._blocked_sending = 0.0
 
     @abstractmethod
     def _put(self, header: bytes, payload: memoryview) -> None:
@@ -82,17 +84,25 @@ class FramedLink(Link):
 
     def _send(self, address: Address, view: memoryview) -> None:
         with self._send_lock:
+            self._blocked_sending = 0.0
             lamport = self.clock.stamp(address.phase, address.inference)
             self._put(pack_header(self._session_id, address, self._sent, len(view), lamport), view)
             self._sent += 1
             counter = self._counter(address)
             counter.bytes_sent += HEADER_BYTES + len(view)
             counter.frames_sent += 1
+            counter.waiting_seconds += self._blocked_sending
 
     def receive(
-        self, address: Address, size: int | None = None, *, limit: int = MAX_FRAME_BYTES
+        self,
+        address: Address,
+        size: int | None = None,
+        *,
+        limit: int = MAX_FRAME_BYTES,
+        timeout: float | None = None,
     ) -> memoryview:
-        deadline = time.monotonic() + self.deadline
+        deadline = time.monotonic() + (self.deadline if timeout is None else timeout)
+        self._blocked_receiving = 0.0
         header = self._header(deadline)
         if header.address == ERROR:
             self._raise_peers_error(header)
@@ -117,6 +127,7 @@ class FramedLink(Link):
         if header.address == ERROR:
             self._raise_peers_error(header)
         self._check_length(header, limit)
+        self._blocked_receiving = 0.0
         return header.address, self._payload(header, time.monotonic() + self.deadline, trusted=False)
 
     def counters(self) -> dict[tuple[str, int, int], Counter]:
@@ -195,6 +206,7 @@ class FramedLink(Link):
         counter = self._counter(header.address)
         counter.bytes_received += HEADER_BYTES + header.length
         counter.frames_received += 1
+        counter.waiting_seconds += self._blocked_receiving
         return memoryview(data)
 
     def _counter(self, address: Address) -> Counter:

@@ -111,7 +111,10 @@ class GrpcLink(FramedLink):
         first = MAX_SLICE_BYTES - len(header)
         rest = (bytes(payload[i : i + MAX_SLICE_BYTES]) for i in range(first, len(payload), MAX_SLICE_BYTES))
         slices = itertools.chain((header + payload[:first],), rest)
-        if not self._out.put(slices, len(header) + len(payload), time.monotonic() + self.deadline):
+        before = self._out.blocked_seconds
+        taken = self._out.put(slices, len(header) + len(payload), time.monotonic() + self.deadline)
+        self._blocked_sending += self._out.blocked_seconds - before
+        if not taken:
             error = self.fail(PeerError(self.peer, f"took no data for {self.deadline:g} s"))
             self._call.cancel()
             raise error
@@ -121,6 +124,7 @@ class GrpcLink(FramedLink):
         if self._failure is not None:
             raise self._failure
         self.waits_until = deadline
+        start = time.perf_counter()
         try:
             while True:
                 chunk: bytes = next(self._incoming)
@@ -132,6 +136,7 @@ class GrpcLink(FramedLink):
             raise self.fail(self._reason(error)) from None
         finally:
             self.waits_until = None
+            self._blocked_receiving += time.perf_counter() - start
 
     def _reason(self, error: grpc.RpcError) -> SecureInferError:
         if not isinstance(error, grpc.Call):

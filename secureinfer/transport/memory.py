@@ -68,7 +68,10 @@ class MemoryLink(FramedLink):
 
     def _put(self, header: bytes, payload: memoryview) -> None:
         frame = [header, bytes(payload)] if len(payload) else [header]
-        if not self._out.put(frame, time.monotonic() + self.deadline):
+        start = time.perf_counter()
+        taken = self._out.put(frame, time.monotonic() + self.deadline)
+        self._blocked_sending += time.perf_counter() - start
+        if not taken:
             if self._out.closed:  # what the peer sent before can still be received: this link has not failed
                 raise PeerError(self.peer, "closed the link")
             raise self.fail(PeerError(self.peer, f"took no data for {self.deadline:g} s"))
@@ -76,10 +79,13 @@ class MemoryLink(FramedLink):
     def _next_chunk(self, deadline: float | None) -> Buffer:
         if self._failure is not None:
             raise self._failure
+        start = time.perf_counter()
         try:
             chunk = self._into.get(deadline)
         except TimeoutError:
             raise self.fail(PeerError(self.peer, "sent nothing within the deadline")) from None
+        finally:
+            self._blocked_receiving += time.perf_counter() - start
         if chunk is None:
             raise self.fail(PeerError(self.peer, "closed the link"))
         return chunk

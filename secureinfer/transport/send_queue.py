@@ -22,6 +22,8 @@ class SendQueue:
         self._held: bytes | None = None
         self._done = False
         self.ended = threading.Event()
+        self.blocked_seconds = 0.0
+        """What `put` has waited for room, in all."""
 
     def put(self, slices: Iterable[bytes], size: int, deadline: float) -> bool:
         """Queue one frame of `size` bytes; the first slices are on their way while the later ones are still copied.
@@ -30,9 +32,11 @@ class SendQueue:
         would stop two sides that send at once.
         """
         with self._changed:
+            start = time.perf_counter()
             while self._queued >= self._limit and not self.ended.is_set():
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return False
+            self.blocked_seconds += time.perf_counter() - start
             self._queued += size
         for item in slices:
             self._items.put(item)

@@ -114,10 +114,17 @@ class TlsLink(FramedLink):
             done = 0
             while done < len(part):
                 count = self._write(part[done : done + PIECE_BYTES])
-                if not count and not self._writable.poll(ROOM_SECONDS * 1000):
+                if not count and not self._room():
                     return [part[done:], *parts[i + 1 :]]
                 done += count
         return []
+
+    def _room(self) -> bool:
+        """Whether the socket takes more, now or soon."""
+        start = time.perf_counter()
+        ready = bool(self._writable.poll(ROOM_SECONDS * 1000))
+        self._blocked_sending += time.perf_counter() - start
+        return ready
 
     def _write(self, view: Buffer) -> int:
         """Bytes that TLS took, all of them; 0 where the socket is full, and then the next call must give the same."""
@@ -132,9 +139,11 @@ class TlsLink(FramedLink):
     def _enqueue(self, parts: list[memoryview], deadline: float) -> None:
         """Copy into the queue once it is below its limit: one inside a frame would stop two sides that send at once."""
         with self._changed:
+            start = time.perf_counter()
             while self._queued >= self._limit and self._ended is None and not self._closed:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
+            self._blocked_sending += time.perf_counter() - start
             if self._ended is not None or self._closed:
                 raise self._failure or self._ended or PeerError(self.peer, "the link is closed")
             stalled = self._queued >= self._limit
@@ -222,7 +231,9 @@ class TlsLink(FramedLink):
         # In turns of a second: closing this side wakes who waits, unless it was just about to.
         left = 1.0 if deadline is None else deadline - time.monotonic()
         if left > 0:
+            start = time.perf_counter()
             self._readable.poll(min(left, 1.0) * 1000)
+            self._blocked_receiving += time.perf_counter() - start
         else:
             error = self.fail(PeerError(self.peer, "sent nothing within the deadline"))
             self._end("sent nothing within the deadline")

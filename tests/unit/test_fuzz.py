@@ -370,11 +370,15 @@ def check_tensors(value: Any) -> None:
 RUN = {
     "inference": 0,
     "latency_ms": 1.5,
+    "waiting_ms": 0.5,
     "rounds": 2,
     "cpu_seconds": 0.1,
     "peak_memory_bytes": 5,
+    "peak_gpu_memory_bytes": None,
     "links": {"dealer": {"bytes_sent": 1, "bytes_received": 2, "frames_sent": 3, "frames_received": 4}},
-    "steps": {"0": {"latency_ms": None, "bytes_sent": 1, "bytes_received": 1, "rounds": None}},
+    "steps": {
+        "0": {"latency_ms": None, "waiting_ms": 0.5, "bytes_sent": 1, "bytes_received": 1, "rounds": None}
+    },
 }
 STATISTICS = {
     "party": "dealer",

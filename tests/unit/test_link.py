@@ -75,6 +75,88 @@ def test_frames_arrive_in_order_and_are_counted_on_both_sides(opener: Opener) ->
         assert b.total().frames_received == 7
 
 
+# --- what a thread waited ---
+
+LATE = 0.3
+
+
+def waited(link: FramedLink, phase: str = "online") -> float:
+    """Seconds in all frames of a phase."""
+    return sum(c.waiting_seconds for key, c in link.counters().items() if key[0] == phase)
+
+
+def after(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    return timer
+
+
+def test_a_receiver_that_is_blocked_has_waited_and_one_whose_frame_is_there_has_not(opener: Opener) -> None:
+    with opener() as (a, b):
+        a.send(AT, b"there")
+        time.sleep(LATE)  # which is no wait in the link
+        b.receive(AT)
+        assert waited(b) < LATE / 2
+        late = after(LATE, lambda: a.send(AT, b"late"))
+        b.receive(AT)
+        late.join()
+        assert 0.9 * LATE < waited(b) < 3 * LATE
+        assert waited(a) < LATE / 2  # whoever sends a little waits for nobody
+
+
+def test_a_sender_whose_frames_are_not_taken_has_waited_and_one_with_room_has_not(opener: Opener) -> None:
+    frames, size = 40, 1 << 20
+    with opener(queued=1 << 20) as (a, b):
+
+        def read() -> None:
+            for _ in range(frames):
+                b.receive(AT, size)
+
+        slow = after(LATE, read)
+        for _ in range(frames):  # more than the kernel's buffers take besides
+            a.send(AT, bytes(size))
+        slow.join()
+        assert waited(a) > LATE / 2
+    with opener() as (a, b):
+        a.send(AT, bytes(1000))
+        assert waited(a) < LATE / 2
+
+
+def test_waiting_for_a_command_is_no_part_of_the_run_that_it_begins(opener: Opener) -> None:
+    with opener() as (a, b):
+        late = after(LATE, lambda: a.send(AT))
+        assert b.receive_any(None)[0] == AT
+        late.join()
+        assert waited(b) < LATE / 2
+
+
+def test_an_idle_wait_that_ended_in_nothing_is_not_counted_to_the_next_frame(opener: Opener) -> None:
+    with opener() as (a, b):
+        after(LATE, lambda: a.send(Address("control", 0, 0, 0))).join()
+        b.receive_any(None)
+        a.send(AT, b"x")
+        time.sleep(0.05)
+        b.receive(AT)
+        assert waited(b) < LATE / 2
+
+
+def test_two_threads_of_a_party_wait_each_for_itself() -> None:
+    """As dealing beside inferring: one waits for the dealer, the other for a peer, each in its own phase."""
+    links = memory_links(["data_owner", "model_owner", "dealer"], SESSION)
+    me, offline = links["data_owner"], Address("offline", 4)
+    dealing = threading.Thread(target=me["dealer"].receive, args=(offline,))
+    dealing.start()
+    for _ in range(20):
+        links["model_owner"]["data_owner"].send(AT, b"x")
+        me["model_owner"].receive(AT)
+        time.sleep(LATE / 20)
+    links["dealer"]["data_owner"].send(offline)
+    dealing.join()
+    assert waited(me["dealer"], "offline") > 0.9 * LATE
+    assert waited(me["model_owner"]) + waited(me["dealer"]) < LATE / 2
+    assert waited(me["model_owner"], "offline") == 0
+
+
 def test_a_frame_over_the_receivers_limit_is_refused_before_it_is_read(opener: Opener) -> None:
     """Where a command of a kilobyte is due, a peer cannot make this side take gigabytes first."""
     for receive in (lambda b: b.receive(AT, limit=1000), lambda b: b.receive_any(5.0, limit=1000)):

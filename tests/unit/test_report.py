@@ -146,6 +146,9 @@ def test_to_dict_is_versioned_and_json_and_has_every_field_of_the_design() -> No
         "socket_bytes",
         "rounds",
         "peak_memory_bytes",
+        "peak_gpu_memory_bytes",
+        "waiting_ms",
+        "bytes_one_way",
         "energy_joules",
         "energy_source",
         "parties",
@@ -191,6 +194,60 @@ def test_peak_memory_of_each_phase_is_taken_where_workers_tell_it() -> None:
             for each in runs:
                 each["peak_memory_bytes"] = 5
     assert report(stats=stats).offline.figures.peak_memory_bytes == 15
+
+
+def test_memory_of_gpus_is_the_sum_over_the_parties_that_used_one_and_null_where_nobody_did() -> None:
+    assert report().online.figures.peak_gpu_memory_bytes is None
+    stats = workers()
+    for worker, used in zip(stats, (7, 5, None), strict=True):
+        for runs in worker["phases"].values():
+            for each in runs:
+                each["peak_gpu_memory_bytes"] = used
+    found = report(stats=stats).offline
+    assert found.figures.peak_gpu_memory_bytes == 12  # the dealer has none, and that is known
+    assert found.parties["dealer"].peak_gpu_memory_bytes is None
+
+
+def waiting(stats: list[dict[str, Any]], **milliseconds: float) -> list[dict[str, Any]]:
+    """Each run of a party online waited so long, the first ten times as long; and its step 1 for half of that."""
+    for worker in stats:
+        for each in worker["phases"].get("online", []):
+            ms = milliseconds[worker["party"]] * (10 if each["inference"] == 0 else 1)
+            each["waiting_ms"] = ms
+            each["steps"]["1"]["waiting_ms"] = ms / 2
+    return stats
+
+
+def test_waiting_is_of_warm_runs_and_the_phases_is_that_of_the_party_that_took_longest() -> None:
+    online = report(stats=waiting(workers(), data=100, model=300)).online
+    assert online.parties["data"].waiting_ms == 100 and online.parties["model"].waiting_ms == 300
+    assert online.figures.waiting_ms == 100  # 400 ms at the data owner, 380 at the model owner
+    assert report().online.figures.waiting_ms is None  # workers that do not tell it
+
+
+def test_a_layer_waits_as_its_slowest_party_does() -> None:
+    stats = waiting(workers(), data=4, model=6)
+    layers = {layer.path: layer for layer in report(stats=stats).online.layers}
+    assert layers["encoder.fc"].waiting_ms == 3  # the model owner's: 9 ms, against 7
+    alone = dataclasses.replace(PROGRAM, dealer=False)  # the parties do not go through the steps together
+    assert build_report(alone, stats, CALLER).online.layers[1].waiting_ms is None
+
+
+def test_bytes_one_way_take_the_greater_direction_of_each_step_and_steps_one_after_the_other() -> None:
+    stats = workers()
+    for worker, to_model, to_data in (
+        (stats[0], "bytes_sent", "bytes_received"),
+        (stats[1], "bytes_received", "bytes_sent"),
+    ):
+        for each in worker["phases"]["online"]:
+            each["steps"] = {
+                "0": {to_model: 100, to_data: 0},
+                "1": {to_model: 30, to_data: 50},
+                "3": {to_data: 7},
+            }
+    online = report(stats=stats).online
+    assert online.figures.bytes_one_way == 100 + 50 + 7
+    assert [layer.bytes_one_way for layer in online.layers] == [107, 50]
 
 
 def test_layers_group_steps_by_module_and_take_the_slowest_party() -> None:
