@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +43,19 @@ class CpuTime:
         # A psutil.Process is its number and its start: a number that is given again is another key.
         self._seen: dict[Any, _Seen] = {self._root: _Seen(None)}
         self._lost = 0.0
+        self._reading = self._last = 0.0
         self._first = self._sum()
 
     def seconds(self) -> float:
-        """Not safe to call from two threads at once: the meter locks."""
-        return max(0.0, self._sum() - self._first)
+        """Less what reading took, some milliseconds each time: of a short inference that would be a good part.
+
+        Not safe to call from two threads at once: the meter locks.
+        """
+        begin = time.thread_time()
+        total = self._sum() - self._first
+        self._reading += time.thread_time() - begin
+        self._last = max(self._last, total - self._reading)
+        return self._last
 
     @property
     def processes(self) -> int:

@@ -528,6 +528,15 @@ def test_an_orphan_is_followed_and_what_it_took_is_kept() -> None:
     assert cpu.seconds() >= followed - 0.02
 
 
+def test_what_reading_takes_is_not_counted() -> None:
+    """A process reads before and after each short inference, and would measure itself."""
+    cpu = _seconds()
+    begin = time.process_time()
+    while time.process_time() - begin < 0.3:
+        cpu.seconds()
+    assert cpu.seconds() <= 0.1
+
+
 def test_readings_never_go_back_while_processes_come_and_go() -> None:
     cpu = _seconds()
     children: list[subprocess.Popen[bytes]] = []
