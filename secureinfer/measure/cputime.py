@@ -43,7 +43,7 @@ class CpuTime:
         # A psutil.Process is its number and its start: a number that is given again is another key.
         self._seen: dict[Any, _Seen] = {self._root: _Seen(None)}
         self._lost = 0.0
-        self._reading = self._last = 0.0
+        self.reading_seconds = self._last = 0.0
         self._first = self._sum()
 
     def seconds(self) -> float:
@@ -53,8 +53,8 @@ class CpuTime:
         """
         begin = time.thread_time()
         total = self._sum() - self._first
-        self._reading += time.thread_time() - begin
-        self._last = max(self._last, total - self._reading)
+        self.reading_seconds += time.thread_time() - begin
+        self._last = max(self._last, total - self.reading_seconds)
         return self._last
 
     @property

@@ -31,11 +31,14 @@ ESTIMATED = "estimated"
 
 @dataclass(frozen=True)
 class Reading:
-    """What the meter stood at. joules: None where unknown. cpu_seconds: of this process and all its descendants."""
+    """What the meter stood at. joules: None where unknown. cpu_seconds: of this process and all its descendants, less what
+    reading took (reading_seconds), so far.
+    """
 
     at: float
     joules: float | None
     cpu_seconds: float | None
+    reading_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class EnergyMeter:
         with self._lock:
             cpu_seconds = None if self._cpu_time is None else self._cpu_time.seconds()
             joules = self._joules(cpu_seconds)
-            return Reading(self._clock(), joules, cpu_seconds)
+            reading = 0.0 if self._cpu_time is None else self._cpu_time.reading_seconds
+            return Reading(self._clock(), joules, cpu_seconds, reading)
 
     def between(self, a: Reading, b: Reading) -> Spent:
         """What was spent from reading a to a later one, b."""
