@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compression.approximate import Approximate
 from ..errors import UsageError
 from ..minilm import EXAMPLES, TOKENS, SentenceEncoder, load_encoder, model_folder, tokenize, tokenizer_file
 from .subject import (
@@ -53,6 +54,9 @@ PAIRS = (
 )  # fmt: skip
 """Sentences and their paraphrases, of a few fields each, so that there are near neighbours that are wrong."""
 
+GELU_DEGREE = 15
+"""The least with which sentences keep their neighbours: its values reach 30, and with 7 nothing is left of them."""
+
 PARAPHRASES = "the paraphrase is the nearest of 47 sentences"
 
 
@@ -80,6 +84,7 @@ def _minilm(batch: int, state: Path | None) -> Built:
         tokens=batch * TOKENS,
         metric=PARAPHRASES,
         score=retrieval(module, sentences, [n for _, _, n in held]),
+        approximate=Approximate(greatest_degree=GELU_DEGREE),
     )
 
 

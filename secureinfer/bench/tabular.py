@@ -5,6 +5,7 @@ Data are scikit-learn's, made or packaged with it, in halves: one is trained on,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -137,25 +138,27 @@ def _patients(make: Callable[[], nn.Module]) -> Callable[[int, Path | None], Bui
     return build
 
 
-def _ladder(width: int) -> Subject:
-    def make() -> nn.Module:
-        layers = [
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, 10),
-        ]
-        return nn.Sequential(*layers)
+def perceptron(*widths: int) -> nn.Module:
+    """Linear layers with ReLU between them. He's initial weights: values keep their size at any width, and so do ranges."""
+    layers: list[nn.Module] = []
+    with repeatable():
+        for before, after in itertools.pairwise(widths):
+            linear = nn.Linear(before, after)
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
+
+def _ladder(width: int) -> Subject:
     def build(batch: int, state: Path | None) -> Built:
         known, asked = (
-            torch.rand(256, width, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)
+            torch.randn(256, width, generator=torch.Generator().manual_seed(seed)).clamp(-SPREAD, SPREAD)
+            for seed in (1, 2)
         )
         return Built(
-            finished(make(), state),
+            finished(perceptron(width, width, width, 10), state),
             examples=turns(1, batch, known)[0],
-            calibration=turns(max(1, 64 // batch), batch, known),
+            calibration=turns(max(1, 256 // batch), batch, known),
             held_out=turns(turns_to_use(256, batch), batch, asked),
             tokens=None,
             metric=AGREEMENT,
