@@ -146,8 +146,8 @@ class Progress:
             parts.append(max(whole - elapsed, 0.2 * elapsed) if key == self._running else whole)
         return sum(parts), sum(part**2 for part in parts)
 
-    def __str__(self) -> str:
-        """ "about 4 min left", or "between 3 and 6 min left" while that is all that is known; "" with nothing left."""
+    def text(self) -> str:
+        """Such as "about 4 min left", or "between 3 and 6 min left" while no more is known; empty with nothing left."""
         low, high = self.between()
         if not high:
             return ""
