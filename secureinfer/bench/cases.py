@@ -25,7 +25,7 @@ def sweep(
 
     A name may stand for several, with commas between them. Raises UsageError for one that does not exist, and says which do.
     """
-    chosen = {
+    parts = {
         "compression": _names("compression", compressions or ("none",), COMPRESSIONS),
         "backend": _names("backend", backends or ("mpc",), BACKENDS),
         "network": _names("network", networks or ("loopback",), NETWORKS),
@@ -34,12 +34,13 @@ def sweep(
         raise UsageError(f"a batch is 1 sample or more, got {wrong[0]}")
     if not models:
         raise UsageError(f"name a model: {', '.join(SUBJECTS)}, or file.py:name for your own")
+    subjects = {model: subject(model) for model in models}
     keys = [
         CaseKey(model=model, compression=compression, backend=backend, network=network, batch=batch)
-        for model in models
-        for batch in batches or subject(model).batches
+        for model, found in subjects.items()
+        for batch in batches or found.batches
         for network, backend, compression in itertools.product(
-            chosen["network"], chosen["backend"], chosen["compression"]
+            parts["network"], parts["backend"], parts["compression"]
         )
     ]
     return list(dict.fromkeys(keys))
