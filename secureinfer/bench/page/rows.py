@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from . import text
 from .axis import Axis
 from .html import Markup
-from .marks import RADIUS, drawing, label, line, mark, rectangle
+from .marks import RADIUS, drawing, label, line, mark, rectangle, uprights
 
-WIDE, NARROW = 720.0, 346.0
+WIDE, NARROW = 720.0, 328.0
 """Pixels of a plot. Plots are drawn twice and not scaled, for on a telephone a scaled one could not be read."""
 
 NAMES = 190.0
@@ -19,6 +19,7 @@ NAMES = 190.0
 LANE, BAR, ROW_GAP, EDGE = 20.0, 13.0, 16.0, 9.0
 _LINE = 16.0
 _TICKS, _TITLE = 20.0, 18.0
+_MOST_TAG = 110.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Page:
 
 def wide(rows: Sequence[Row], panels: Sequence[Panel], name: str, *, names: float = NAMES) -> Markup:
     """Names at the left, panels side by side. names: pixels of the names."""
-    tags = max((text.width(lane.tag) for row in rows for lane in row.lanes), default=0.0)
+    tags = min(_MOST_TAG, max((text.width(lane.tag) for row in rows for lane in row.lanes), default=0.0))
     tags += 10 if tags else 0
     free = WIDE - names - tags - EDGE - sum(p.gutter for p in panels)
     whole = sum(p.weight for p in panels)
@@ -116,7 +117,7 @@ def wide(rows: Sequence[Row], panels: Sequence[Panel], name: str, *, names: floa
         page.parts.append(line(0, page.y, WIDE, page.y, "rule"))
         _wide_row(page, row, panels, spans, names, tags)
     scales = [
-        _scale(p, span, top, page.y, span[1] + p.gutter, [(top, page.y)])
+        _scale(p, span, top, page.y, span[1] + p.gutter - EDGE - 4, [(top, page.y)])
         for p, span in zip(panels, spans, strict=True)
     ]
     return drawing(WIDE, page.y + _TICKS + 4, name, *scales, *page.parts)
@@ -179,7 +180,7 @@ def _wide_row(
     for lane in row.lanes:
         middle = y + LANE / 2
         if lane.tag:
-            page.parts.append(label(names, middle + 4, lane.tag, kind="muted"))
+            page.parts.append(label(names, middle + 4, lane.tag, kind="muted", room=tags - 8))
         lines = 1
         for cell, panel, span in zip(lane.cells, panels, spans, strict=True):
             if cell.note:
@@ -234,19 +235,18 @@ def _scale(
     """
     left, room = span[0], span[1] - span[0]
     parts = [label(left, 12, panel.axis.title, kind="title", room=room + panel.gutter)]
+    thin: list[tuple[float, float, float]] = []
     for value, told in panel.axis.ticks(room):
         x = left + room * panel.axis.at(value)
         half = text.width(told) / 2
         # The first and the last label may stand out over the scale by no more than what is free there.
         middle = min(max(x, left - EDGE + half), edge - half)
-        parts.append(line(x, top - 5, x, top, "grid"))
-        parts.append(line(x, bottom, x, bottom + 5, "grid"))
-        parts.extend(line(x, lane[0], x, lane[1], "grid") for lane in lanes)
+        thin += [(x, top - 5, top), (x, bottom, bottom + 5), *((x, *lane) for lane in lanes)]
         for y in (top - 8, bottom + 17):
             parts.append(label(middle, y, told, kind="tick", anchor="middle"))
+    parts.insert(0, uprights(thin, "grid"))
     if panel.line is not None:
         x = left + room * panel.axis.at(panel.line[0])
-        parts.append(line(x, _TITLE + 14, x, top, "aim"))
-        parts.extend(line(x, lane[0], x, lane[1], "aim") for lane in lanes)
+        parts.append(uprights([(x, _TITLE + 14, top), *((x, *lane) for lane in lanes)], "aim"))
         parts.append(label(x + 5, _TITLE + 12, panel.line[1], kind="aimed"))
     return Markup("".join(parts))

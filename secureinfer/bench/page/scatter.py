@@ -14,7 +14,7 @@ from .marks import RADIUS, drawing, label, line, mark
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
-_HEIGHT = 13.0
+_HEIGHT = 14.0
 _SHORTENED = 110.0
 
 

@@ -45,6 +45,7 @@ body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-a
 main,header,footer{max-width:1180px;margin:0 auto;padding:0 22px}
 header{padding-top:34px}
 h1{font-size:27px;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em;text-wrap:balance}
+h1,h2,h3,p,li,summary,dt,.hero{overflow-wrap:anywhere}
 h2{font-size:20px;line-height:1.3;margin:0 0 4px}
 h3{font-size:16px;line-height:1.35;margin:0}
 .scroll+p{margin-top:14px}
@@ -63,6 +64,7 @@ a{color:inherit;text-underline-offset:3px}
 code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:13px}
 pre{margin:8px 0 0;padding:12px 14px;background:var(--page);border:1px solid var(--rule);border-radius:8px;
 white-space:pre-wrap;overflow-wrap:anywhere}
+header .nowrap{display:inline-block;white-space:normal}
 nav{margin:14px 0 0}
 nav ul{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;margin:0;padding:0;font-size:13px}
 nav a{color:var(--muted);display:inline-block;padding:3px 0}
@@ -90,6 +92,7 @@ figcaption p{margin:0 0 8px}
 .legend{list-style:none;margin:2px 0 6px;padding:0;display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px;color:var(--ink)}
 .legend li{display:inline-flex;align-items:center;gap:8px}
 .legend svg{flex:none}
+.legend span{min-width:0}
 .numbers{font-size:13px;margin:8px 0 0;padding:0;list-style:none;color:var(--muted)}
 .numbers li{break-inside:avoid;padding-left:2em;text-indent:-2em}
 .numbers b{display:inline-block;width:2em;text-indent:0;color:var(--ink)}
@@ -138,9 +141,9 @@ td{white-space:nowrap}
 th,td{padding:7px 10px;text-align:right;vertical-align:top;border-bottom:1px solid var(--rule)}
 thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
 .text{text-align:left}
-td.text{white-space:normal;min-width:8em;max-width:30em}
+td.text{white-space:normal;min-width:8em;max-width:30em;overflow-wrap:anywhere}
 .text:first-child{padding-left:2px}
-tbody th{font-weight:400;min-width:12em}
+tbody th{font-weight:400;min-width:12em;max-width:24em;overflow-wrap:anywhere}
 table .muted{font-size:12.5px}
 details{border-top:1px solid var(--rule);padding:10px 0}
 details details{border:0}
@@ -156,6 +159,7 @@ footer{padding-bottom:40px;font-size:13px;color:var(--muted)}
 tbody th{position:sticky;left:0;background:var(--surface)}}
 @media (max-width:639px){body{font-size:15px}main,header,footer{padding-left:10px;padding-right:10px}
 section{padding:18px 11px 20px;border-radius:10px}h1{font-size:24px}.hero b{font-size:29px}}
+@media (max-width:380px){main,header,footer{padding-left:5px;padding-right:5px}section{padding-left:9px;padding-right:9px}}
 @media print{details:not([open])>*{display:revert}section{break-inside:auto;border:0}}
 """ + f"""
 @media (min-width:{BREAK}px){{.wide{{display:block}}.narrow{{display:none}}}}

@@ -121,9 +121,10 @@ def _failure(name: str, fault: Fault | None) -> Markup:
 
 DEFINITIONS: Final = {
     "overhead, ratio": "Latency of private inference divided by latency of the same model and inputs in plaintext, on the "
-    "same device in the same run, in turns. Online: from the caller's infer() to its answer. Total: the offline phase included.",
-    "over fp32, over quickest": "The denominator is torch eager in float32, or the quickest of all engines and types that "
-    "ran; each ratio names its own.",
+    "same device in the same run, in turns. Online: from the caller's infer() to its answer. Total: the offline phase "
+    "included.",
+    "over fp32, over quickest": "The denominator is torch eager in float32, or the quickest of all engines and "
+    "types that ran; each ratio names its own.",
     "setup, offline, online": "Setup: once a session, until parties may begin. Offline: once an inference, before its "
     "input is known. Online: from the input to the answer.",
     "interval": "Where the figure lies with 95 % confidence, from runs paired block by block; none where there were "

@@ -11,7 +11,7 @@ _WIDTHS = {
     **dict.fromkeys("mwMW%@…—", 1.0),
     **dict.fromkeys("ABCDEGHKNOPQRUVX&+=<>×~≈", 0.84),
 }
-_DIGIT, _LETTER, _OTHER = 0.64, 0.64, 1.05
+_LETTER, _OTHER = 0.64, 1.05
 _BOLD = 1.12
 
 SMALL, BODY = 12.0, 13.0
@@ -20,19 +20,27 @@ SMALL, BODY = 12.0, 13.0
 
 def width(text: str, size: float = SMALL, *, bold: bool = False) -> float:
     """Pixels that the text takes at most."""
-    ems = sum(_WIDTHS.get(c, _LETTER if c.isascii() else _OTHER) for c in text)
-    return ems * size * (_BOLD if bold else 1.0)
+    return sum(map(_em, text)) * size * (_BOLD if bold else 1.0)
+
+
+def _em(character: str) -> float:
+    return _WIDTHS.get(character, _LETTER if character.isascii() else _OTHER)
 
 
 def fitted(text: str, room: float, size: float = SMALL, *, bold: bool = False, keep: str = "start") -> str:
     """The text, or as much of it as has room, with an ellipsis. keep: start, or end where the tail tells more."""
-    if width(text, size, bold=bold) <= room:
+    ems = room / (size * (_BOLD if bold else 1.0))
+    if sum(map(_em, text)) <= ems:
         return text
-    for count in range(len(text) - 1, 0, -1):
-        cut = f"{text[:count].rstrip()}…" if keep == "start" else f"…{text[-count:].lstrip()}"
-        if width(cut, size, bold=bold) <= room:
-            return cut
-    return "…"
+    kept, taken = 0, _em("…")
+    for character in text if keep == "start" else reversed(text):
+        taken += _em(character)
+        if taken > ems:
+            break
+        kept += 1
+    if not kept:
+        return "…"
+    return f"{text[:kept].rstrip()}…" if keep == "start" else f"…{text[-kept:].lstrip()}"
 
 
 def wrapped(text: str, room: float, size: float = SMALL, *, most: int = 3) -> list[str]:
