@@ -494,7 +494,8 @@ def test_a_child_that_nobody_waits_for_keeps_what_was_seen_of_it(ignored_childre
     assert unpolled.seconds() < 0.3
 
 
-def test_an_orphan_is_followed_and_what_it_took_is_kept() -> None:
+def test_an_orphan_is_followed_and_what_it_took_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secureinfer.measure.cputime.FIND_SECONDS", 0.0)
     cpu = _seconds()
     code = textwrap.dedent(f"""
         import subprocess, sys
