@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ class Session:
     `connect`.
 
     Not for use by several threads at once. A refused input leaves it usable; after any other error it is
-    closed.
+    closed. command: what starts this party's worker where its peers can be reached, as in `spawn`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Session:
         *,
         engine: str | None = None,
         cleanup: Callable[[], None] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         self.program = program
         self._settings = settings
@@ -62,6 +63,7 @@ class Session:
             settings.name,
             {"settings": settings.model_dump(mode="json"), "engine": engine},
             {"OMP_NUM_THREADS": str(settings.worker_threads)},
+            command,
         )
         # Runs once: at close, when this object is collected, or when the interpreter ends.
         self._polite = [True]

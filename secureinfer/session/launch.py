@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import PeerError
@@ -19,13 +19,18 @@ class Child:
     """One process and the pipe to it. It ends itself when the pipe closes.
 
     module: run as `python -m`. party: its name, for errors. start: the first message, over the pipe, so that
-    nothing of it stands in the process list or the environment.
+    nothing of it stands in the process list or the environment. command: as in `spawn`.
     """
 
     def __init__(
-        self, module: str, party: str, start: Mapping[str, Any], environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        party: str,
+        start: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
-        self.process, ours = spawn(module, environment)
+        self.process, ours = spawn(module, environment, command)
         self.party = party
         self.pipe = Pipe(ours, party)
         self.pipe.send(dict(start))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,21 @@ OWNERS = ("data_owner", "model_owner")
 START_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a party of a local session runs. address: what it listens on there, and where the others reach it. command: what
+    starts a process there, as in `spawn`; all that this process starts is there too. network: what reports say lies between
+    it and the others, as `local_session` takes it.
+    """
+
+    address: str = "127.0.0.1"
+    command: tuple[str, ...] = ()
+    network: str | None = None
+
+
+HERE = Place()
+
+
 def local_session(
     program: Program,
     *,
@@ -30,6 +47,7 @@ def local_session(
     network: str | None = None,
     torch_compile: bool = False,
     unsafe_trusted_first_party: bool = False,
+    places: Mapping[str, Place] | None = None,
 ) -> Session:
     """A session between two owners and a dealer on this machine, each a process of its own, over mutual TLS; without the
     dealer where the program needs none (CKKS).
@@ -37,9 +55,12 @@ def local_session(
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half
     of the cores. network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
-    torch_compile: as in the settings of both owners.
+    torch_compile: as in the settings of both owners. places: by role, where not all run on the loopback; they state the network, unless
+    `network` does.
     Everything, certificates included, lives in a temporary folder that goes with the session.
     """
+    if network is None and places is not None:
+        network = _place(places, "data_owner").network
     stated = {} if network is None else {"network": parse_network(network).model_dump()}
     parties = LocalParties(
         program,
@@ -50,6 +71,7 @@ def local_session(
             "data_owner": {**stated, "torch_compile": torch_compile},
             "model_owner": {"torch_compile": torch_compile},
         },
+        places=places,
     )
     return parties.session()
 
@@ -66,6 +88,7 @@ class LocalParties:
         unsafe: bool = False,
         engine: str | None = None,
         overrides: dict[str, dict[str, Any]] | None = None,
+        places: Mapping[str, Place] | None = None,
     ) -> None:
         if not isinstance(program, Program):
             raise UsageError(
@@ -78,6 +101,7 @@ class LocalParties:
             )
         self.program = program.public()
         self.roles = (*OWNERS, "dealer") if has_dealer(program.backend) else OWNERS
+        self.places = {role: HERE if places is None else _place(places, role) for role in self.roles}
         self.folder = Path(tempfile.mkdtemp(prefix="secureinfer-"))
         self.daemons: dict[str, Child] = {}
         self._engine = engine
@@ -108,7 +132,7 @@ class LocalParties:
             }
             self.ports = self._start()
             self.settings: Settings = make_settings(
-                {"peers": _peers(self.ports), **self._settings["data_owner"]}
+                {"peers": self._peers(self.ports), **self._settings["data_owner"]}
             )
         except BaseException:
             self.close()
@@ -118,12 +142,13 @@ class LocalParties:
         listening = [role for role in ("dealer", "model_owner") if role in self.roles]
         for role in listening:
             start = {"party": role, "engine": self._engine, "folder": str(self.folder)}
-            self.daemons[role] = Child(DAEMON_MODULE, role, start)
+            self.daemons[role] = Child(DAEMON_MODULE, role, start, command=self.places[role].command)
         ports: dict[str, int] = {}
         for role in listening:
-            settings: dict[str, Any] = {"listen": {"bind": "127.0.0.1", "port": 0}, **self._settings[role]}
+            listen = {"bind": self.places[role].address, "port": 0}
+            settings: dict[str, Any] = {"listen": listen, **self._settings[role]}
             if role == "model_owner" and "peers" not in settings:
-                settings["peers"] = _peers(ports)
+                settings["peers"] = self._peers(ports)
             make_settings(settings)
             body, _ = self.daemons[role].request({"settings": settings}, timeout=START_SECONDS)
             ports[role] = int(body["port"])
@@ -132,7 +157,13 @@ class LocalParties:
     def session(self) -> Session:
         """A session that ends these parties when it is closed."""
         try:
-            return Session(self.program, self.settings, engine=self._engine, cleanup=self.close)
+            return Session(
+                self.program,
+                self.settings,
+                engine=self._engine,
+                cleanup=self.close,
+                command=self.places["data_owner"].command,
+            )
         except BaseException:
             self.close()
             raise
@@ -144,9 +175,17 @@ class LocalParties:
             self.daemons.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _peers(self, ports: dict[str, int]) -> dict[str, dict[str, str]]:
+        return {
+            role: {"name": role, "address": f"{self.places[role].address}:{port}"}
+            for role, port in ports.items()
+        }
 
-def _peers(ports: dict[str, int]) -> dict[str, dict[str, str]]:
-    return {role: {"name": role, "address": f"127.0.0.1:{port}"} for role, port in ports.items()}
+
+def _place(places: Mapping[str, Place], role: str) -> Place:
+    if role not in places:
+        raise UsageError(f"places name {', '.join(places)}, and this session needs one for {role} too")
+    return places[role]
 
 
 def _tls(credentials: Credentials) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .wire import Pipe
@@ -21,13 +21,17 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def spawn(
-    module: str, environment: Mapping[str, str] | None = None
+    module: str, environment: Mapping[str, str] | None = None, command: Sequence[str] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `python -m module` and give its process and our end of the socket. It ends itself when that closes."""
+    """Start `python -m module` and give its process and our end of the socket. It ends itself when that closes.
+
+    command: what starts it in another place, such as a network namespace. It must become the process (exec) and keep what
+    is open.
+    """
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            [*command, sys.executable, "-P", "-m", module, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
