@@ -450,7 +450,9 @@ def loads() -> tuple[LoadResult, ...]:
             invalid_reasons=("the run took 11.0 s, and 60 s is the least",
                              "the pool held 12 at the end, and 64 at the start"),
             queries=1, samples_per_query=1024, qps=0.09, samples_per_second=93.1,
-            pool=Pool(capacity=64, at_start=64, at_end=12, least=0, dealt=972, used=1024),
+            sustained_samples_per_second=61.0,
+            pool=Pool(capacity=64, at_start=64, at_end=12, least=0, dealt=972, used=1024, empty=310,
+                      offline_latency_ms=14.1),
         ),
         LoadResult(
             **shared, scenario="MultiStream", seconds=3.0, status="failed",

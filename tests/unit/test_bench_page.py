@@ -180,6 +180,7 @@ def test_the_load_that_holds_is_said_in_words() -> None:
     told = Elements(section(page(example()), "loads")).text
     assert "holds 54.5 queries a second with 99 % of answers within 50.0 ms" in told
     assert "the pool held 12 at the end, and 64 at the start" in told
+    assert "64 → 0 → 12 of 64" in told and "310 waited" in told
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,10 @@ def _missing(ran: Sequence[tuple[int, CaseResult]]) -> Markup | None:
                 reasons.setdefault((b.name, b.status, _why(b)), []).append(i)
     if not reasons:
         return None
-    rows = [[name, status, why, ", ".join(map(str, found))] for (name, status, why), found in reasons.items()]
+    rows = [
+        [name, status, tag("div", why, class_="reason"), ", ".join(map(str, found))]
+        for (name, status, why), found in reasons.items()
+    ]
     return join([
         tag("h3", "Baselines without figures, and why", class_="apart"),
         table(["engine", "status", "reason", "in cases"], rows, name="Baselines without figures", text_columns=(0, 1, 2, 3)),
@@ -102,13 +105,13 @@ def _missing(ran: Sequence[tuple[int, CaseResult]]) -> Markup | None:
 def loads(report: BenchReport) -> Markup | None:
     if not report.loads:
         return None
-    head = ["case", "scenario", "queries/s", "samples/s", "p50", "p90", "p99", "bound", "queries", "took",
-            "prepared: start → least → end", "joules"]  # fmt: skip
+    head = ["case", "scenario", "queries/s", "samples/s", "samples/s, dealing counted", "p50", "p90",
+            "p99", "bound", "queries", "took", "prepared: start → least → end", "joules"]  # fmt: skip
     rows = [
         [
             case_name(load.key, None, standing(load)), load.scenario, w.rate(load.qps), w.rate(load.samples_per_second),
-            w.ms(load.latency_ms_p50), w.ms(load.latency_ms_p90), w.ms(load.latency_ms_p99), _bound(load),
-            w.number(load.queries), f"{load.seconds:.0f} s", _pool(load), w.energy(load.energy),
+            w.rate(load.sustained_samples_per_second), w.ms(load.latency_ms_p50), w.ms(load.latency_ms_p90),
+            w.ms(load.latency_ms_p99), _bound(load), w.number(load.queries), f"{load.seconds:.0f} s", _pool(load), w.energy(load.energy),
         ]
         for load in report.loads
     ]  # fmt: skip
@@ -129,13 +132,14 @@ def _bound(load: LoadResult) -> str:
     return f"{part}≤ {w.ms(load.target_latency_ms)}"
 
 
-def _pool(load: LoadResult) -> str:
+def _pool(load: LoadResult) -> Part:
     pool = load.pool
-    return (
-        "nothing is dealt"
-        if pool is None
-        else f"{pool.at_start} → {pool.least} → {pool.at_end} of {pool.capacity}"
-    )
+    if pool is None:
+        return w.UNKNOWN if load.status == "failed" else "nothing is dealt"
+    how = "dealt beforehand" if pool.beforehand else "dealt meanwhile"
+    waited = f", {pool.empty:,} waited" if pool.empty else ""
+    levels = f"{pool.at_start} → {pool.least} → {pool.at_end} of {pool.capacity}"
+    return join([levels, tag("div", how + waited, class_="muted")])
 
 
 def _held(load: LoadResult) -> Markup:

@@ -22,6 +22,8 @@ Against = Literal["fp32", "best"]
 
 _KNOWN_SHAPES = {"mpc": "circle", "crypten": "square", "ckks": "triangle"}
 _LEVELS = {"none": "circle", "int8": "square", "approximate": "triangle", "approximate+int8": "diamond"}
+_MANY = 12
+"""Marks from which some may have room for no more than their number."""
 _SERIES = ("online", "offline", "other", "plain", "setup")
 
 
@@ -273,6 +275,7 @@ def _scattered(
     joined: list[list[Point]], key: Legend, *caption: Part,
 ) -> Markup:  # fmt: skip
     wide_plot, missing = draw(points, x, y, title, width=WIDE, height=440, across=across, joined=joined)
+    numbered = "A bare number is that of its case in the table of all cases." if len(points) > _MANY else None
     narrow_plot, lost = draw(
         points, x, y, title, width=NARROW, height=380, across=across, joined=joined, named=False
     )
@@ -281,4 +284,6 @@ def _scattered(
         for part, kind in ((unlabelled(missing), "wide"), (unlabelled(lost), "narrow"))
         if part
     ]
-    return figure(title, wide_plot, narrow_plot, *caption, *notes, key=key, after=numbers(report, points))
+    return figure(
+        title, wide_plot, narrow_plot, *caption, numbered, *notes, key=key, after=numbers(report, points)
+    )

@@ -112,8 +112,8 @@ svg .aim{stroke:var(--aim);stroke-width:1.6;stroke-dasharray:6 4;fill:none}
 svg .interval{stroke:var(--ink);stroke-width:1.5}
 svg .between{stroke:var(--muted);stroke-width:1;fill:none}
 svg .leader{stroke:var(--muted);stroke-width:.8}
-svg .mark{stroke-width:1.6;stroke:var(--c);fill:var(--c);stroke-linejoin:round}
-svg .mark.hollow{fill:var(--surface)}
+svg .mark{stroke-width:1.2;stroke:var(--surface);fill:var(--c);stroke-linejoin:round;paint-order:stroke}
+svg .mark.hollow{stroke-width:1.6;stroke:var(--c);fill:var(--surface);paint-order:normal}
 svg .bar{stroke:var(--c);stroke-width:1;fill:var(--c)}
 svg .ground{fill:var(--soft)}
 svg .line{stroke:var(--c);stroke-width:1.6;fill:none}
@@ -141,9 +141,9 @@ td{white-space:nowrap}
 th,td{padding:7px 10px;text-align:right;vertical-align:top;border-bottom:1px solid var(--rule)}
 thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
 .text{text-align:left}
-td.text{white-space:normal;min-width:8em;max-width:30em;overflow-wrap:anywhere}
+td.text{white-space:normal;min-width:8em;max-width:30em}
 .text:first-child{padding-left:2px}
-tbody th{font-weight:400;min-width:12em;max-width:24em;overflow-wrap:anywhere}
+tbody th{font-weight:400;min-width:12em;max-width:24em}
 table .muted{font-size:12.5px}
 details{border-top:1px solid var(--rule);padding:10px 0}
 details details{border:0}

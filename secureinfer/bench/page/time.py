@@ -30,7 +30,7 @@ def phases(report: BenchReport) -> Markup | None:
         "Setup, offline, online: what the time goes into",
         rows,
         [Panel(share("share of the time"), 176)],
-        "The upper bar is the first answer of a new session: setup (starting three processes and sharing weights), then the "
+        "The upper bar is the first answer of a new session: setup (starting the parties and sharing weights), then the "
         "offline and the online phase. The lower bar is each further answer, where setup is past.",
         "Each bar is the whole of its time, which stands at its right: shares can be compared between cases that take "
         "milliseconds and cases that take minutes.",
@@ -115,8 +115,8 @@ def against_offline(report: BenchReport) -> Markup | None:
     times = [v for _, _, pairs in found for v in pairs[0] if v]
     sizes = [v for _, _, pairs in found for v in pairs[1] if v]
     panels = [
-        Panel(decades(times, "time of one inference", w.ms_tick), 18),
-        Panel(decades(sizes, "bytes of one inference", w.size_tick), 10),
+        Panel(decades(times, "time of one inference", w.ms_tick), 34),
+        Panel(decades(sizes, "bytes of one inference", w.size_tick), 22),
     ]
     rows = [
         row_of(i, case, Lane((_two(pairs[0], w.ms), _two(pairs[1], w.size))), told=_both(case, pairs))
@@ -146,10 +146,11 @@ def _two(pair: Pair, show: Any) -> Cell:
     offline, online = pair
     dots = []
     if offline:
-        dots.append(Dot(offline, "square", "offline", words=f"offline: {show(offline)}"))
+        dots.append(Dot(offline, "square", "offline", words=f"offline {show(offline)}"))
     if online:
-        dots.append(Dot(online, "circle", "online", words=f"online: {show(online)}"))
-    return Cell(dots=tuple(dots)) if dots else Cell(note="unknown")
+        dots.append(Dot(online, "circle", "online", words=f"online {show(online)}"))
+    said = ", ".join(filter(None, (dot.words for dot in dots)))
+    return Cell(dots=tuple(dots), said=said) if dots else Cell(note="unknown")
 
 
 def _both(case: CaseResult, pairs: tuple[Pair, Pair]) -> str:
