@@ -112,7 +112,8 @@ def loads(report: BenchReport) -> Markup | None:
             case_name(load.key, None, standing(load)), load.scenario, w.rate(load.qps), w.rate(load.samples_per_second),
             w.rate(load.sustained_samples_per_second), w.ms(load.latency_ms_p50), w.ms(load.latency_ms_p90),
 
-            w.ms(load.latency_ms_p99), _bound(load), w.number(load.queries), f"{load.seconds:.0f} s", _pool(load), w.energy(load.energy),
+            w.ms(load.latency_ms_p99), _bound(load), w.number(load.queries),
+            f"{load.seconds:.0f} s", _pool(load), w.energy(load.energy),
         ]
         for load in report.loads
     ]  # fmt: skip
