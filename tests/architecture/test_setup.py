@@ -32,7 +32,7 @@ def setup(folder: Path, fails: str) -> tuple[int, str, list[str]]:
 def test_everything_is_installed_and_nothing_is_said_to_be_missing(tmp_path: Path) -> None:
     code, said, calls = setup(tmp_path, fails="nothing at all")
     assert code == 0 and "left out" not in said
-    assert calls == ["install -e .[hf,dev]", "install --only-binary tenseal -e .[he]", "check"]
+    assert calls == ["install -e .[hf,bench,dev]", "install --only-binary tenseal -e .[he]", "check"]
     assert list((tmp_path / "venv").glob(".setup-*"))
 
 
@@ -43,7 +43,7 @@ def test_without_a_wheel_of_tenseal_ckks_is_left_out_and_setup_succeeds(tmp_path
     assert list((tmp_path / "venv").glob(".setup-*"))
 
 
-@pytest.mark.parametrize("fails", ["[hf,dev]", "check"])
+@pytest.mark.parametrize("fails", ["[hf,bench,dev]", "check"])
 def test_anything_else_that_is_missing_stops_setup(tmp_path: Path, fails: str) -> None:
     code, _, _ = setup(tmp_path, fails=fails)
     assert code != 0
