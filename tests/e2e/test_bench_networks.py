@@ -44,6 +44,9 @@ def _marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if (why := unavailable()) is not None:
         pytest.skip(why)
     with pytest.MonkeyPatch.context() as patch, marked(tmp_path_factory.mktemp("temporary"), patch):
+        si.compile(
+            perceptron(4), (torch.randn(1, 30),), backend="mpc"
+        )  # torch keeps a folder of its own from then on
         yield
 
 

@@ -583,7 +583,9 @@ def test_a_dealers_word_on_another_index_is_a_wire_error() -> None:
             send(Address("offline", 7, 0, 1) if address.phase == "offline" else address, payload)
 
         made.links[D][C].send = wrong  # type: ignore[method-assign]
-        with pytest.raises(WireError, match=r"expected a frame for Address\(phase='offline', inference=0, step=0, value=1\)"):
+        with pytest.raises(
+            WireError, match=r"expected a frame for Address\(phase='offline', inference=0, step=0, value=1\)"
+        ):
             made.owner.prepare(1)
 
 
