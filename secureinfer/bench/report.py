@@ -225,7 +225,11 @@ class CaseResult(_Checked):
 
 
 class Pool(_Checked):
-    """Material of inferences that were dealt and not yet used, before and after a load. None where nothing is dealt."""
+    """Material of inferences that were dealt and not yet used, before and after a load. None where nothing is dealt.
+
+    beforehand: all that the load used was dealt before it; else dealing went on beside it. empty: inferences that found
+    none and waited. offline_latency_ms: of one inference, dealt while nothing else ran.
+    """
 
     capacity: Count
     at_start: Count
@@ -233,6 +237,9 @@ class Pool(_Checked):
     least: Count
     dealt: Count
     used: Count
+    beforehand: bool = False
+    empty: Count = 0
+    offline_latency_ms: Amount | None = None
 
 
 class Trial(_Checked):
@@ -247,8 +254,10 @@ class Trial(_Checked):
 class LoadResult(_Checked):
     """One run of MLPerf LoadGen. All latencies are LoadGen's. settings: those that LoadGen was given, from its file.
 
-    qps: completed queries a second; of the server scenario, at the highest rate that holds the bound. A run that is too
-    short, breaks its bound or empties the pool is not valid, and invalid_reasons say which.
+    qps: completed queries a second; of the server scenario, at the highest rate that holds the bound; of the offline
+    scenario, whose samples are one query, inferences a second. A sample of LoadGen's is one inference of the program's
+    batch: samples_per_query counts those, samples_per_second the batches' samples. A run that is too short, breaks its
+    bound or, in the server scenario, uses up the pool is not valid, and invalid_reasons say which.
     """
 
     key: CaseKey
@@ -266,6 +275,8 @@ class LoadResult(_Checked):
     samples_per_query: Count | None = None
     qps: Amount | None = None
     samples_per_second: Amount | None = None
+    sustained_samples_per_second: Amount | None = None
+    """With all dealing counted: what was dealt before the load adds its time, what the pool lost is not counted."""
     latency_ms: Amount | None = None
     latency_ms_p50: Amount | None = None
     latency_ms_p90: Amount | None = None

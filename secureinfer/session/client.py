@@ -101,6 +101,21 @@ class Session:
             self._take(self._request({"op": "prepare", "n": n, "wait": wait})[0])
             self._outstanding += n
 
+    def prepared(self, *, refresh: bool = True) -> int:
+        """How many inferences are prepared and not yet used; 0 where nothing is to be (CKKS).
+
+        refresh=False asks nobody: so many at least, as the last call left it.
+        """
+        self._check_open()
+        if refresh and self._dealt:
+            self._take(self._request({"op": "prepare", "n": 0, "wait": False})[0])
+        return self._ready
+
+    @property
+    def room(self) -> int | None:
+        """Of how many inferences every party keeps material, that of a running one included; None without a dealer."""
+        return self._room.inferences if self._dealt else None
+
     def infer(self, *inputs: Any, **named: Any) -> Any:
         """The model's answer, in the model's own output structure.
 
