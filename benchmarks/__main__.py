@@ -1,28 +1,42 @@
-"""`python -m benchmarks ckks|dealing|mpc|products|transport [--quick] [--json]`."""
+"""`python -m benchmarks run|report|compare|list ...`, the harness as `secureinfer bench` has it, and benchmarks of parts."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from secureinfer.bench import products, transport
+from secureinfer import cli
 
-from . import ckks, dealing, mpc
-
-BENCHMARKS = {
-    "ckks": ckks.main,
-    "dealing": dealing.main,
-    "mpc": mpc.main,
-    "products": products.main,
-    "transport": transport.main,
-}
+HARNESS = ("run", "report", "compare", "list")
+PARTS = ("ckks", "dealing", "mpc", "products", "transport")
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in BENCHMARKS:
-        sys.stderr.write(f"usage: python -m benchmarks {{{','.join(BENCHMARKS)}}} [--quick] [--json]\n")
+    name = arguments[0] if arguments else None
+    if name in HARNESS:
+        return cli.run(["bench", *arguments])
+    if name not in PARTS:
+        sys.stderr.write(
+            f"usage: python -m benchmarks {{{','.join(HARNESS)}}} ..., as `secureinfer bench`; of parts: "
+            f"python -m benchmarks {{{','.join(PARTS)}}} [--quick] [--json]\n"
+        )
         return 2
-    BENCHMARKS[arguments[0]](arguments[1:])
+    _part(name)(arguments[1:])
     return 0
+
+
+def _part(name: str) -> Callable[[list[str]], None]:
+    from secureinfer.bench import products, transport
+
+    from . import ckks, dealing, mpc
+
+    return {
+        "ckks": ckks.main,
+        "dealing": dealing.main,
+        "mpc": mpc.main,
+        "products": products.main,
+        "transport": transport.main,
+    }[name]
 
 
 if __name__ == "__main__":

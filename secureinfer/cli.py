@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .backends import has_dealer, has_exact_bytes
+from .bench.commands import app as bench
 from .errors import InputError, SecureInferError, SettingsError, UsageError
 from .terminal import Terminal
 
@@ -30,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench, name="bench")
 
 Network = Annotated[
     str | None,

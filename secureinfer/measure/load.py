@@ -21,14 +21,14 @@ class OtherLoad:
     cores: float | None = None
 
     def __enter__(self) -> OtherLoad:
-        self._start = (time.perf_counter(), time.process_time(), _busy_seconds())
+        self._start = (time.perf_counter(), time.process_time(), busy_seconds())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         wall, own, everybody = self._start
-        elapsed, mine, after = time.perf_counter() - wall, time.process_time() - own, _busy_seconds()
+        elapsed, mine, after = time.perf_counter() - wall, time.process_time() - own, busy_seconds()
         if everybody is not None and after is not None and elapsed >= LEAST_SECONDS:
             self.cores = max(0.0, (after - everybody - mine) / elapsed)
 
@@ -37,7 +37,7 @@ class OtherLoad:
         return self.cores is not None and (os.cpu_count() or 1) - self.cores < threads - 0.25
 
 
-def _busy_seconds() -> float | None:
+def busy_seconds() -> float | None:
     """CPU seconds of all processes since the system started, without idle time."""
     if not STAT.exists():
         return None

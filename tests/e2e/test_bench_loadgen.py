@@ -23,7 +23,7 @@ from secureinfer.plan.program import Program
 from secureinfer.session.client import Session
 from secureinfer.session.local import LocalParties
 
-pytest.importorskip("mlperf_loadgen")
+pytestmark = pytest.mark.needs("bench")
 
 KEY = CaseKey(model="small-mlp")
 INPUTS = [(torch.rand(1, 16),) for _ in range(4)]

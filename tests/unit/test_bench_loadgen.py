@@ -21,7 +21,7 @@ from secureinfer.bench.loadgen_log import parse
 from secureinfer.bench.report import CaseKey, LoadResult
 from secureinfer.errors import PeerError, UsageError
 
-pytest.importorskip("mlperf_loadgen")
+pytestmark = pytest.mark.needs("bench")
 
 KEY = CaseKey(model="sleeper", backend="ckks", batch=4)
 HALF = """\

@@ -22,6 +22,8 @@ from secureinfer.bench.plaintext_worker import choose_threads, timed
 from secureinfer.bench.subject import CLOSE, Built, close, save_state
 from secureinfer.errors import UsageError
 
+pytestmark = pytest.mark.needs("bench")
+
 CPU = torch.device("cpu")
 HERE = Path(__file__)
 
@@ -102,7 +104,6 @@ def test_an_engine_computes_and_is_timed_in_its_own_process_and_its_death_is_a_r
 
 
 def test_what_onnx_runtime_has_no_kernels_for_is_unavailable_in_its_own_words(state: Path) -> None:
-    pytest.importorskip("onnxruntime")
     with started(state, e.ONNX, "bf16") as process:
         assert not process.ready(60)
         found = process.baseline()
@@ -292,7 +293,6 @@ def test_an_engine_that_cannot_be_here_says_why(
 
 
 def onnx(dtype: str, case: Built, folder: Path) -> Any:
-    pytest.importorskip("onnxruntime")
     return e.load(e.ONNX, dtype, case, "cpu", folder)
 
 

@@ -21,6 +21,8 @@ from secureinfer.measure.counters import Absent, Nvml, Rapl, open_nvml, open_rap
 from secureinfer.measure.cputime import CpuTime, open_cpu_time
 from secureinfer.measure.energy import WATTS_PER_CORE, EnergyMeter
 
+pytestmark = pytest.mark.needs("bench")
+
 RANGE_UJ = 262_143_328_850  # of a server's package, as the kernel reports it
 
 

@@ -1,0 +1,192 @@
+"""From what the loop of a case measured to its result in the report."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import SecureInferError
+from ..measure.figures import Plaintext
+from ..measure.latency import summarise
+from ..measure.report import Report
+from . import report as r
+from .figures import FP32, energy_of, overheads, timed
+from .flat import flat
+from .projection import projected_report
+
+if TYPE_CHECKING:
+    from ..compression.report import CompressionReport
+    from ..plan.program import Program
+    from .plaintext import PlaintextProcess
+    from .runner import Bench, Turns
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case's parts. why_projected: why the session ran on loopback and not over the key's network, or None."""
+
+    key: r.CaseKey
+    bench: Bench
+    program: Program
+    module: torch.nn.Module
+    changes: CompressionReport | None
+    turns: Turns
+    why_projected: str | None
+    secure: Report
+    faults: list[str]
+
+    def fields(self) -> dict[str, Any]:
+        """Of report.CaseResult."""
+        turns, built = self.turns, self.bench.built
+        baselines = tuple(map(self._baseline, self.bench.processes)) + tuple(self.bench.unavailable)
+        secure, online, offline = self._secure(baselines)
+        faults = list(self.faults)
+        if not any((b.engine, b.dtype) == FP32 and b.status == "ok" for b in baselines):
+            faults.append("torch eager in fp32 did not run, so that there is nothing to compare with")
+        if not all(output.isfinite().all() for output in turns.outputs):
+            faults.append("decrypted outputs are not finite")
+        reasons = [reason for reason in (secure["invalid_reason"], *faults) if reason]
+        ratios = overheads(online, offline if self.secure.program.dealer else None, baselines)
+        return {
+            "valid": not reasons,
+            "invalid_reason": "; ".join(reasons) or None,
+            "model": self._facts(),
+            "session": secure,
+            "online": online,
+            "offline": offline,
+            "throughput": throughput(online, offline, built.batch, built.tokens),
+            "online_energy": energy_of(turns.online_spent, built.batch),
+            "offline_energy": energy_of(turns.offline_spent, built.batch) if offline else r.Energy(),
+            "baselines": baselines,
+            "overheads": ratios,
+            "accuracy": self._accuracy(),
+        }
+
+    def _secure(self, baselines: tuple[r.Baseline, ...]) -> tuple[dict[str, Any], r.Timed, r.Timed | None]:
+        """The parties' report beside plaintext, and the caller's latencies; projected where the network was not there."""
+        turns, secure = self.turns, self.secure
+        fp32 = next((b for b in baselines if (b.engine, b.dtype) == FP32 and b.latency is not None), None)
+        if fp32 is not None and fp32.latency is not None:
+            plain = Plaintext(fp32.engine, fp32.dtype, fp32.threads, summarise(fp32.latency.runs_ms))
+            secure = secure.with_plaintext(plain)
+        document = secure.to_dict()
+        dealt = self.secure.program.dealer
+        added = {"online": 0.0, "offline": 0.0}
+        if self.why_projected is not None:
+            document, added = projected_report(
+                document, self.key.network.partition(":")[0], self.why_projected
+            )
+        online = timed(
+            [ms + added["online"] for ms in turns.online_ms], _plus(turns.cold_online_ms, added["online"])
+        )
+        if not dealt:
+            return document, online, None
+        offline = timed(
+            [ms + added["offline"] for ms in turns.offline_ms], _plus(turns.cold_offline_ms, added["offline"])
+        )
+        return document, online, offline
+
+    def _baseline(self, process: PlaintextProcess) -> r.Baseline:
+        """Scored on what was asked in private, so that its accuracy is of the same samples."""
+        turns, bench = self.turns, self.bench
+        given = {i: bench.outputs(process, i) for i in sorted(set(turns.asked))}
+        outputs = [output for i in turns.asked if (output := given[i]) is not None]
+        found, times_ms = process.baseline(), turns.plaintext_ms.get(process.name, [])
+        if found.status != "ok" or not times_ms or len(outputs) < len(turns.asked):
+            return found
+        floats = [bench.expected[i] for i in turns.asked]
+        latency = timed(times_ms)
+        speed = throughput(latency, None, bench.built.batch, bench.built.tokens)
+        return found.model_copy(
+            update={
+                "latency": latency,
+                "samples_per_second": speed.samples_per_second,
+                "tokens_per_second": speed.tokens_per_second,
+                "energy": energy_of(turns.plaintext_spent[found.name], bench.built.batch),
+                "accuracy": bench.built.score(outputs, turns.asked, floats),
+                "max_absolute_error": greatest(outputs, floats),
+            }
+        )
+
+    def _facts(self) -> r.ModelFacts:
+        bench, public = self.bench, self.program.public()
+        return r.ModelFacts(
+            title=bench.subject.title,
+            weights=bench.subject.weights,
+            input=bench.subject.input,
+            samples=bench.built.batch,
+            tokens=bench.built.tokens,
+            parameters=sum(p.numel() for p in bench.built.module.parameters()),
+            float_bytes=_bytes(bench.built.module),
+            compressed_bytes=_bytes(self.module),
+            program_bytes=file_bytes(self.program),
+            public_program_bytes=file_bytes(public),
+            compression=None if self.changes is None else self.changes.to_dict(),
+        )
+
+    def _accuracy(self) -> r.Accuracy:
+        """On the samples of the timed inferences: secure is what was decrypted there."""
+        turns, bench = self.turns, self.bench
+        floats = [bench.expected[i] for i in turns.asked]
+        with torch.inference_mode():
+            seen = {i: flat(self.module(*bench.built.held_out[i])) for i in set(turns.asked)}
+        compressed = [seen[i] for i in turns.asked]
+        score = bench.built.score
+        return r.Accuracy(
+            metric=bench.built.metric,
+            samples=len(turns.asked) * bench.built.batch,
+            float=score(floats, turns.asked, floats),
+            compressed=score(compressed, turns.asked, floats),
+            secure=score(turns.outputs, turns.asked, floats),
+            max_absolute_error=greatest(turns.outputs, compressed),
+            compression_error=greatest(compressed, floats),
+        )
+
+
+def throughput(online: r.Timed, offline: r.Timed | None, samples: int, tokens: int | None) -> r.Throughput:
+    """Of inferences one after another; without an offline phase the totals are the online figures."""
+    seconds = None if not online.latency_ms else online.latency_ms / 1000
+    total = seconds
+    if offline is not None:
+        total = None if seconds is None or offline.latency_ms is None else seconds + offline.latency_ms / 1000
+
+    def rate(count: int | None, per: float | None) -> float | None:
+        return None if count is None or not per else count / per
+
+    return r.Throughput(
+        samples_per_second=rate(samples, seconds),
+        tokens_per_second=rate(tokens, seconds),
+        total_samples_per_second=rate(samples, total),
+        total_tokens_per_second=rate(tokens, total),
+    )
+
+
+def greatest(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float | None:
+    """The greatest absolute difference; None without outputs, or where one is not finite."""
+    worst = [float((a - b).abs().max()) for a, b in zip(found, expected, strict=False)]
+    return max(worst) if worst and all(w == w and w != float("inf") for w in worst) else None
+
+
+def file_bytes(program: Program) -> int:
+    """Of the program as a .si file."""
+    with tempfile.TemporaryDirectory(prefix="secureinfer-") as folder:
+        file = Path(folder) / "program.si"
+        program.save(file)
+        return file.stat().st_size
+
+
+def _plus(value: float | None, more: float) -> float | None:
+    return None if value is None else value + more
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def fault_of(error: BaseException) -> r.Fault:
+    text = str(error) if isinstance(error, SecureInferError) else f"unexpected: {error}"
+    return r.Fault(type=type(error).__name__, message=text or type(error).__name__)
