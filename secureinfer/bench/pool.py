@@ -86,10 +86,6 @@ class DealtPool:
         """Of one inference, dealt while nothing else ran."""
         return 1000 * self.dealing_seconds / self.dealt_before if self.dealt_before else None
 
-    @property
-    def kept_up(self) -> bool:
-        return self.at_end >= self.at_start and not self.empty
-
     def fault(self) -> str | None:
         """Why what was measured cannot go on for ever; None where it can."""
         if self.empty:
