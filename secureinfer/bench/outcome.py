@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,12 @@ from ..measure.report import Report
 from . import report as r
 from .figures import FP32, energy_of, overheads, timed
 from .flat import flat
+from .plaintext import PlaintextProcess, max_absolute_error
 from .projection import projected_report
 
 if TYPE_CHECKING:
     from ..compression.report import CompressionReport
     from ..plan.program import Program
-    from .plaintext import PlaintextProcess
     from .runner import Bench, Turns
 
 
@@ -166,9 +167,9 @@ def throughput(online: r.Timed, offline: r.Timed | None, samples: int, tokens: i
 
 
 def greatest(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float | None:
-    """The greatest absolute difference; None without outputs, or where one is not finite."""
-    worst = [float((a - b).abs().max()) for a, b in zip(found, expected, strict=False)]
-    return max(worst) if worst and all(w == w and w != float("inf") for w in worst) else None
+    """The greatest absolute difference; None where it is not finite."""
+    worst = max_absolute_error(found, expected)
+    return worst if math.isfinite(worst) else None
 
 
 def file_bytes(program: Program) -> int:
