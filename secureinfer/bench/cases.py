@@ -94,8 +94,7 @@ def _names(what: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
 LOAD: Final = CaseKey(model="fraud-mlp")
 
 QUICK: Final = (
-    *sweep(["fraud-mlp"], ["none", "int8"]),
-    *sweep(["fraud-mlp"], backends=["ckks"]),
+    *sweep(["fraud-mlp"], backends=["mpc", "ckks"]),
     *sweep(["fraud-mlp"], networks=["lan"]),
     *sweep(["minilm"]),
 )

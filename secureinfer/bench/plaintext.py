@@ -36,7 +36,8 @@ class PlaintextProcess:
     weights and nothing is trained twice. threads: for intra-op work; None: the quicker of one and all cores, chosen in
     warm-up. cache: folder for what torch.compile may find again, in a later process of the same model; None: a private one.
 
-    The process starts at once. What goes wrong in it, its death included, becomes `status` and `reason`: no method raises
+    The process starts and loads at once, and several may do so side by side; which number of threads is quickest is found in
+    `ready`. What goes wrong in it, its death included, becomes `status` and `reason`: no method raises
     for that, and from then on they give nothing.
     """
 
@@ -55,6 +56,7 @@ class PlaintextProcess:
         self.engine, self.dtype, self.device = engine, dtype, device
         self.status: Literal["starting", "ok", "unavailable", "failed"] = "starting"
         self.reason: str | None = None
+        self._loaded = False
         self._facts: dict[str, Any] = {}
         self._memory: dict[str, Any] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="secureinfer-plaintext-"))
@@ -94,13 +96,19 @@ class PlaintextProcess:
         """None once it has ended."""
         return None if self._child is None else self._child.process.pid
 
-    def ready(self, timeout: float) -> bool:
-        """Wait until it has loaded, compiled, warmed up and chosen its threads. False where it cannot; `reason` says why.
+    def loaded(self, timeout: float) -> bool:
+        """Wait until it has loaded and compiled. False where it cannot; `reason` says why.
 
-        timeout: seconds for all of it; then its process is ended.
+        timeout: seconds; then its process is ended.
         """
-        if self.status == "starting":
-            body, _ = self._answer(None, [], timeout)
+        if self.status == "starting" and not self._loaded:
+            self._loaded = "loaded" in self._answer(None, [], timeout)[0]
+        return self._loaded and self.status in ("starting", "ok")
+
+    def ready(self, timeout: float) -> bool:
+        """Wait until it has warmed up and chosen its threads too, for which the machine should be quiet. As `loaded`."""
+        if self.loaded(timeout) and self.status == "starting":
+            body, _ = self._answer({"op": "settle"}, ["starting"], timeout)
             if "ready" in body:
                 self._facts = body["ready"]
                 self.status = "ok"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .engines import Engine
-    from .subject import Batches
+    from .subject import Batches, Built
 
 START_SECONDS = 60.0
 LOG = "output.txt"
@@ -75,21 +75,45 @@ class Served:
     def __init__(self, start: dict[str, Any], folder: Path) -> None:
         import torch
 
-        from .engines import cores, load
+        from .engines import COMPILED, cores
         from .models import subject
 
         torch.set_num_threads(cores())
-        built = subject(start["subject"]).build(start["batch"], Path(start["state"]))
-        self._held_out: Batches = built.held_out
+        self._start, self._folder = start, folder
+        self._built: Built = subject(start["subject"]).build(start["batch"], Path(start["state"]))
+        self._held_out: Batches = self._built.held_out
+        self._counts = (
+            [start["threads"]] if start["threads"] is not None else sorted({cores(), 1}, reverse=True)
+        )
+        if start["engine"] != COMPILED:
+            self._load(start["engine"])
+
+    def _load(self, engine: str) -> None:
+        from .engines import load
+
         begin = time.perf_counter()
-        self._engine: Engine = load(start["engine"], start["dtype"], built, start["device"], folder)
+        start = self._start
+        self._engine: Engine = load(engine, start["dtype"], self._built, start["device"], self._folder)
         self.load_seconds = time.perf_counter() - begin
-        del built
+
+    def settle(self) -> None:
+        """Warm up and choose threads: to be done while nothing else runs.
+
+        torch.compile compiles for a number of threads, and takes half a minute each time: eager tells which.
+        """
+        import torch
+
+        from .engines import COMPILED, EAGER
+
         with torch.inference_mode():
-            counts = (
-                [start["threads"]] if start["threads"] is not None else sorted({cores(), 1}, reverse=True)
-            )
-            self.threads = choose_threads(self._engine, self._held_out[0], counts)
+            if self._start["engine"] == COMPILED:
+                if len(self._counts) > 1:
+                    self._load(EAGER)
+                    self._counts = [choose_threads(self._engine, self._held_out[0], self._counts)]
+                torch.set_num_threads(self._counts[0])
+                self._load(COMPILED)
+            self.threads = choose_threads(self._engine, self._held_out[0], self._counts)
+        del self._built
         forget_peak()
 
     def facts(self) -> dict[str, Any]:
@@ -171,6 +195,9 @@ def main(arguments: list[str]) -> int:
     # Nothing but a message's answer leaves here: an error is one, so that a sweep goes on without this engine.
     try:
         served = Served(start, folder)
+        pipe.send({"loaded": True})
+        messages.get()  # the starter's word that it may have the machine
+        served.settle()
         pipe.send({"ready": served.facts()})
         while True:
             body, _ = messages.get()
