@@ -117,8 +117,8 @@ class Baseline(_Checked):
     """One way to run the same model in plaintext, in a process of its own, its runs between the private ones.
 
     engine: torch eager, torch.compile, onnxruntime, torch-tensorrt. dtype: fp32, bf16, fp16, int8. status: why there are
-    no figures stands in reason. quantized: what int8 covers ("4 of 4 Linear; 0 of 20 Conv2d"). threads: the quicker of one
-    and all. max_absolute_error: of outputs against torch eager fp32.
+    no figures stands in reason; with figures, why it is not taken for the best. quantized: what int8 covers ("4 of 4 Linear;
+    0 of 20 Conv2d"). threads: the quicker of one and all. max_absolute_error: of outputs against torch eager fp32.
     """
 
     engine: str

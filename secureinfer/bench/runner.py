@@ -168,6 +168,7 @@ class Turns:
     plaintext_spent: dict[str, list[tuple[Spent, int]]] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
+    setup_spent: Spent | None = None
     cold_online_ms: float | None = None
     cold_offline_ms: float | None = None
 
@@ -190,11 +191,14 @@ def _measure(key: r.CaseKey, bench: Bench, meter: EnergyMeter, effort: Effort, s
     module, changes = compressed(key.compression, bench.built)
     program = compile_case(key, module, bench.built)
     say(f"{key}: starting the parties")
+    outset = meter.read()
     with opened(key, program, effort) as (session, why_projected):
         busy, before = busy_seconds(), meter.read()
+        setup = meter.between(outset, before)
         turns = _take_turns(key, session, bench, meter, effort, say)
         faults = _unrest(busy, before, meter.read())
         secure = session.report()
+    turns.setup_spent = setup
     return Outcome(key, bench, program, module, changes, turns, why_projected, secure, faults).fields()
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from secureinfer import cli
-from secureinfer.bench.report import BenchReport, CaseKey, CaseResult, read
+from secureinfer.bench.outcome import judged
+from secureinfer.bench.report import Baseline, BenchReport, CaseKey, CaseResult, read
 from secureinfer.bench.runner import Effort
 from secureinfer.bench.sweep import Folder, Plan, Result, Unit, Watcher, read_plan, sweep
 from secureinfer.errors import InputError, UsageError
@@ -80,11 +81,23 @@ def test_plaintext_takes_as_many_turns_and_both_ratios_name_their_sides(
     assert fp32.interval is not None and fp32.interval.low <= fp32.ratio <= fp32.interval.high
 
 
+def test_an_engine_that_decides_otherwise_is_told_and_never_the_best() -> None:
+    head = {"engine": "torch eager", "status": "ok"}
+    fp32 = Baseline.model_validate({**head, "dtype": "fp32", "accuracy": 0.9})
+    one_off = Baseline.model_validate({**head, "dtype": "bf16", "accuracy": 0.8})
+    wrong = Baseline.model_validate({**head, "dtype": "int8", "accuracy": 0.25})
+    found = judged([fp32, one_off, wrong], samples=10)
+    assert [b.reason is None for b in found] == [True, True, False]
+    assert "0.25" in str(found[2].reason) and judged([fp32, wrong], samples=1)[1].reason is None
+
+
 def test_energy_is_of_one_meter_and_says_what_it_is(run: tuple[BenchReport, Path]) -> None:
     case, meter = the(run[0], GOOD), run[0].meter
     assert meter.source is not None and (meter.source != "estimated" or "stated" in str(meter.model))
     for energy in (case.online_energy, case.offline_energy, case.baselines[0].energy):
         assert energy.source == meter.source and energy.joules is not None and energy.joules >= 0
+    assert case.session is not None and case.session["setup"]["energy_source"] == meter.source
+    assert case.session["online"]["energy_joules"] == case.online_energy.joules
 
 
 def test_a_case_that_fails_stands_there_with_its_error(run: tuple[BenchReport, Path]) -> None:

@@ -33,9 +33,10 @@ def _plot(case: CaseResult) -> Markup:
     ok = sorted((b for b in case.baselines if b.status == "ok" and _latency(b)), key=_latency)
     rest = [b for b in case.baselines if b not in ok]
     panel = Panel(from_zero(map(_latency, ok), "latency of one inference", w.ms_tick), 190)
+    quickest = next((b for b in ok if b.reason is None), None)
     rows = [
-        Row(b.name, (f"on {b.device}",) if b.device != "cpu" else (), (Lane((_bar(b, position == 0),)),))
-        for position, b in enumerate(ok)
+        Row(b.name, (f"on {b.device}",) if b.device != "cpu" else (), (Lane((_bar(b, b is quickest),)),))
+        for b in ok
     ]
     rows += [
         Row(
@@ -59,7 +60,7 @@ def _bar(found: Baseline, quickest: bool) -> Cell:
     threads = "" if found.threads is None else f", {found.threads} thread{'' if found.threads == 1 else 's'}"
     return Cell(
         (Bar(ms, "plain" if quickest else "setup"),),
-        text=f"{w.ms(ms)}{threads}{', quickest' if quickest else ''}",
+        text=f"{w.ms(ms)}{threads}{', quickest' if quickest else ', other answers' if found.reason else ''}",
     )
 
 
@@ -88,8 +89,9 @@ def _missing(ran: Sequence[tuple[int, CaseResult]]) -> Markup | None:
     reasons: dict[tuple[str, str, str], list[int]] = {}
     for i, case in ran:
         for b in case.baselines:
-            if b.status != "ok":
-                reasons.setdefault((b.name, b.status, _why(b)), []).append(i)
+            if b.status != "ok" or b.reason is not None:
+                status = "other answers" if b.status == "ok" else b.status
+                reasons.setdefault((b.name, status, _why(b)), []).append(i)
     if not reasons:
         return None
     rows = [
@@ -97,8 +99,8 @@ def _missing(ran: Sequence[tuple[int, CaseResult]]) -> Markup | None:
         for (name, status, why), found in reasons.items()
     ]
     return join([
-        tag("h3", "Baselines without figures, and why", class_="apart"),
-        table(["engine", "status", "reason", "in cases"], rows, name="Baselines without figures", text_columns=(0, 1, 2, 3)),
+        tag("h3", "Baselines that are not compared with, and why", class_="apart"),
+        table(["engine", "status", "reason", "in cases"], rows, name="Not compared with", text_columns=(0, 1, 2, 3)),
     ])  # fmt: skip
 
 
