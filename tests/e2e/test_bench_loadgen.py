@@ -134,6 +134,7 @@ def test_a_server_holds_a_rate_with_its_pool_as_full_at_the_end(session: Session
         session.infer(*INPUTS[0])
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_not_refilled_is_found_out(
     session: Session, conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ HE = pytest.mark.needs("he")
     "without",
     [
         pytest.param({"model_owner"}, marks=HE),
-        pytest.param({"data_owner"}, marks=HE),
+        pytest.param({"data_owner"}, marks=[HE, pytest.mark.slow]),
         {"model_owner", "data_owner"},
     ],
     ids=["the model owner", "the data owner", "neither"],

@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
 
 from secureinfer.transport.tls import make_certificates
@@ -57,6 +58,7 @@ with mesh(name, members, credentials, session_id=b"s" * 16, tokens=tokens, limit
 """
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_is_trained_over_mutual_tls(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(7)
     truth = torch.tensor([[2.0], [-3.0], [1.0]])

@@ -149,6 +149,7 @@ def test_the_demo_runs_with_each_party_in_its_own_namespace(network: Network, fo
     assert report["network"] == {"name": None, "source": "measured"}  # nobody said what it is
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parties")
 def test_the_demo_at_a_round_trip_of_40_ms_takes_the_delay_in_every_round(
     network: Network, folder: Path

@@ -226,6 +226,7 @@ def test_a_daemon_that_stops_harms_no_running_session_and_is_named_by_the_next(r
 # --- silence, and other sessions ---
 
 
+@pytest.mark.slow
 def test_computing_in_silence_for_longer_than_keep_alive_ends_no_session(
     parties: Parties, fault: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:

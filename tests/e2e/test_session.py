@@ -290,7 +290,7 @@ def test_a_script_from_standard_input_that_forgets_to_close_leaves_nothing() -> 
     assert not Path(folder).exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_caller_that_is_killed_or_interrupted_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     script = tmp_path / "plain.py"
     script.write_text(SCRIPT + "time.sleep(60)\n")

@@ -24,6 +24,7 @@ print("close" if error < 1e-3 else f"error {error}")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.slow
 def test_a_plain_script_without_a_guard(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(CODE)
@@ -38,6 +39,7 @@ def test_a_plain_script_without_a_guard(tmp_path: Path) -> None:
     assert done.stdout == "close\n", done.stderr
 
 
+@pytest.mark.slow
 def test_standard_input(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable],

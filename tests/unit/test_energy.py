@@ -23,6 +23,13 @@ from secureinfer.measure.energy import WATTS_PER_CORE, EnergyMeter
 
 pytestmark = pytest.mark.needs("bench")
 
+
+@pytest.fixture(autouse=True)
+def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes here live for a moment; a meter looks for new ones twice a second."""
+    monkeypatch.setattr("secureinfer.measure.cputime.FIND_SECONDS", 0.0)
+
+
 RANGE_UJ = 262_143_328_850  # of a server's package, as the kernel reports it
 
 
@@ -496,8 +503,7 @@ def test_a_child_that_nobody_waits_for_keeps_what_was_seen_of_it(ignored_childre
     assert unpolled.seconds() < 0.3
 
 
-def test_an_orphan_is_followed_and_what_it_took_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secureinfer.measure.cputime.FIND_SECONDS", 0.0)
+def test_an_orphan_is_followed_and_what_it_took_is_kept() -> None:
     cpu = _seconds()
     code = textwrap.dedent(f"""
         import subprocess, sys
