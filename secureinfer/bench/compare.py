@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..measure.intervals import LEAST_VALUES, Interval, change_interval
 from . import report as r
 from .comparison import Comparison, Row, Verdict
-from .figures import FP32
+from .figures import FP32, per_block
 
 LIKE = ("threads", "torch_compile", "device")
 """Settings that make a case another one for time, memory and energy; how often it runs does not."""
@@ -162,7 +162,7 @@ class _Cases:
 
     def _absolute(self, figure: str, a: r.Timed, b: r.Timed, *, judged: bool) -> Row:
         before, after = a.latency_ms, b.latency_ms
-        change, interval = _changed(a.runs_ms, b.runs_ms)
+        change, interval = _changed(per_block(a), per_block(b))
         if interval is None:
             change = after / before if before and after else None
             interval = _of_means(change, (a, b))
@@ -287,9 +287,10 @@ def _ratio(above: r.Timed, below: r.Timed) -> float | None:
 
 def _pairs(above: r.Timed, below: r.Timed) -> list[float]:
     """Secure over plaintext of each block; none where they were not measured block by block."""
-    if len(above.runs_ms) != len(below.runs_ms):
+    a, b = per_block(above), per_block(below)
+    if len(a) != len(b):
         return []
-    return [x / y for x, y in zip(above.runs_ms, below.runs_ms, strict=True) if x > 0 and y > 0]
+    return [x / y for x, y in zip(a, b, strict=True) if x > 0 and y > 0]
 
 
 def _of_means(change: float | None, parts: tuple[r.Timed, ...]) -> Interval | None:

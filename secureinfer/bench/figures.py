@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 
 from ..measure.energy import Spent
@@ -13,7 +15,7 @@ from .report import Baseline, Energy, Overhead, Timed
 FP32 = ("torch eager", "fp32")
 
 
-def timed(values_ms: Sequence[float], cold_ms: float | None = None) -> Timed:
+def timed(values_ms: Sequence[float], cold_ms: float | None = None, blocks: Sequence[int] = ()) -> Timed:
     """Latencies of warm runs, milliseconds, in the order in which they ran. cold_ms: of the first run, which is not in them.
 
     Where an engine runs several times in a block, its value is what stands for the block, such as their median: runs of
@@ -23,6 +25,7 @@ def timed(values_ms: Sequence[float], cold_ms: float | None = None) -> Timed:
         **dataclasses.asdict(summarise(values_ms)),
         cold_latency_ms=cold_ms,
         runs_ms=tuple(values_ms),
+        blocks=tuple(blocks),
     )
 
 
@@ -81,6 +84,17 @@ def overheads(
     )
 
 
+def per_block(found: Timed) -> list[float]:
+    """The mean of each block's runs: runs of one block share what the machine did in it, and are one observation."""
+    if sum(found.blocks) != len(found.runs_ms) or 0 in found.blocks:
+        return list(found.runs_ms)
+    ends = list(itertools.accumulate(found.blocks))
+    return [
+        statistics.fmean(found.runs_ms[end - size : end])
+        for size, end in zip(found.blocks, ends, strict=True)
+    ]
+
+
 def total(online: Timed, offline: Timed | None) -> Timed:
     """Offline and online of each inference together; only the mean, where their runs do not belong together."""
     if offline is None:
@@ -90,6 +104,7 @@ def total(online: Timed, offline: Timed | None) -> Timed:
         return timed(
             [a + b for a, b in zip(online.runs_ms, offline.runs_ms, strict=True)],
             None if None in cold else sum(c for c in cold if c is not None),
+            online.blocks,
         )
     known = online.latency_ms is not None and offline.latency_ms is not None
     return Timed(
@@ -106,7 +121,7 @@ def _mean_ms(baseline: Baseline) -> float:
 
 
 def _interval(above: Timed, below: Baseline) -> dict[str, float] | None:
-    found = None if below.latency is None else ratio_interval(above.runs_ms, below.latency.runs_ms)
+    found = None if below.latency is None else ratio_interval(per_block(above), per_block(below.latency))
     return None if found is None else dataclasses.asdict(found)
 
 

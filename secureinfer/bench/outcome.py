@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 MOST_LOST = 0.05
+LEAST_SCORED = 16
+"""Samples on which engines are judged, where the model has so many, however few were asked in private."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +49,34 @@ class Outcome:
     def fields(self) -> dict[str, Any]:
         """Of report.CaseResult."""
         turns, built = self.turns, self.bench.built
-        samples = len(turns.asked) * built.batch
-        baselines = judged([*map(self._baseline, self.bench.processes), *self.bench.unavailable], samples)
+        several = range(min(len(built.held_out), -(-LEAST_SCORED // built.batch)))
+        scored = sorted({*turns.asked, *several})
+        ran = [(self._baseline(p), self._decides(p, scored)) for p in self.bench.processes]
+        lost = judged(ran, len(scored) * built.batch)
+        baselines = (*lost, *self.bench.unavailable)
         secure, online, offline = self._secure(baselines)
         faults = list(self.faults)
         if not any((b.engine, b.dtype) == FP32 and b.status == "ok" for b in baselines):
             faults.append("torch eager in fp32 did not run, so that there is nothing to compare with")
         if not all(output.isfinite().all() for output in turns.outputs):
             faults.append("decrypted outputs are not finite")
-        reasons = [reason for reason in (secure["invalid_reason"], *faults) if reason]
         accuracy, used = self._accuracy(), self._energy(offline is not None)
+        if decides_otherwise(accuracy.secure, accuracy.compressed, accuracy.samples):
+            faults.append(
+                f"decrypted answers decide otherwise: {accuracy.metric} is {accuracy.secure:.4g}, and "
+                f"{accuracy.compressed:.4g} of the same model in plaintext"
+            )
         for phase, energy in used.items():
             secure[phase] |= {"energy_joules": energy.joules, "energy_source": energy.source}
         secure["accuracy"] = accuracy.model_dump()
+        reasons = [reason for reason in (secure["invalid_reason"], *faults) if reason]
         fit = [b for b in baselines if b.reason is None]
-        ratios = overheads(online, offline if self.secure.program.dealer else None, fit)
+        who = "secure" if self.why_projected is None else "projected secure"
+        ratios = overheads(online, offline if self.secure.program.dealer else None, fit, who)
         return {
             "valid": not reasons,
             "invalid_reason": "; ".join(reasons) or None,
+            "projected": self.why_projected,
             "model": self._facts(),
             "session": secure,
             "online": online,
@@ -92,12 +104,16 @@ class Outcome:
                 document, self.key.network.partition(":")[0], self.why_projected
             )
         online = timed(
-            [ms + added["online"] for ms in turns.online_ms], _plus(turns.cold_online_ms, added["online"])
+            [ms + added["online"] for ms in turns.online_ms],
+            _plus(turns.cold_online_ms, added["online"]),
+            turns.blocks,
         )
         if not dealt:
             return document, online, None
         offline = timed(
-            [ms + added["offline"] for ms in turns.offline_ms], _plus(turns.cold_offline_ms, added["offline"])
+            [ms + added["offline"] for ms in turns.offline_ms],
+            _plus(turns.cold_offline_ms, added["offline"]),
+            turns.blocks,
         )
         return document, online, offline
 
@@ -110,7 +126,7 @@ class Outcome:
         if found.status != "ok" or not times_ms or len(outputs) < len(turns.asked):
             return found
         floats = [bench.expected[i] for i in turns.asked]
-        latency = timed(times_ms)
+        latency = timed(times_ms, blocks=turns.blocks)
         speed = throughput(latency, None, bench.built.batch, bench.built.tokens)
         return found.model_copy(
             update={
@@ -122,6 +138,14 @@ class Outcome:
                 "max_absolute_error": greatest(outputs, floats),
             }
         )
+
+    def _decides(self, process: PlaintextProcess, scored: Sequence[int]) -> float | None:
+        """The metric on these held-out batches, none of them twice; None where the engine gives none."""
+        bench = self.bench
+        outputs = [bench.outputs(process, i) for i in scored]
+        known = [output for output in outputs if output is not None]
+        floats = [bench.expected[i] for i in scored]
+        return bench.built.score(known, scored, floats) if len(known) == len(scored) else None
 
     def _energy(self, dealt: bool) -> dict[str, r.Energy]:
         """By phase; setup's is of a session, and what nothing was dealt for is unknown and not 0."""
@@ -159,7 +183,7 @@ class Outcome:
         score = bench.built.score
         return r.Accuracy(
             metric=bench.built.metric,
-            samples=len(turns.asked) * bench.built.batch,
+            samples=len(set(turns.asked)) * bench.built.batch,
             float=score(floats, turns.asked, floats),
             compressed=score(compressed, turns.asked, floats),
             secure=score(turns.outputs, turns.asked, floats),
@@ -168,23 +192,31 @@ class Outcome:
         )
 
 
-def judged(baselines: Sequence[r.Baseline], samples: int) -> tuple[r.Baseline, ...]:
+def judged(ran: Sequence[tuple[r.Baseline, float | None]], samples: int) -> tuple[r.Baseline, ...]:
     """An engine that decides otherwise than fp32 is quick for another answer: it is told, and never taken for the best.
 
-    One sample that is decided otherwise is no reason, nor less than MOST_LOST of them.
+    ran: each with its metric on the same different samples, so many.
     """
-    fp32 = next((b.accuracy for b in baselines if (b.engine, b.dtype) == FP32), None)
-    least = None if fp32 is None else fp32 - max(MOST_LOST, 1 / samples) - 1e-9
-    return tuple(
-        b.model_copy(
-            update={
-                "reason": f"accuracy {b.accuracy:.4g} where fp32 has {fp32:.4g}: not taken for the best plaintext"
-            }
+    fp32 = next((metric for b, metric in ran if (b.engine, b.dtype) == FP32), None)
+
+    def why(found: r.Baseline, metric: float | None) -> str | None:
+        if (
+            found.status != "ok"
+            or metric is None
+            or fp32 is None
+            or not decides_otherwise(metric, fp32, samples)
+        ):
+            return found.reason
+        return (
+            f"accuracy {metric:.4g} on {samples} samples, fp32 {fp32:.4g}: not taken for the best plaintext"
         )
-        if b.status == "ok" and b.accuracy is not None and least is not None and b.accuracy < least
-        else b
-        for b in baselines
-    )
+
+    return tuple(b.model_copy(update={"reason": why(b, metric)}) for b, metric in ran)
+
+
+def decides_otherwise(metric: float, reference: float, samples: int) -> bool:
+    """Whether a metric is worse by more than MOST_LOST, and by more than one sample."""
+    return metric < reference - max(MOST_LOST, 1 / samples) - 1e-9
 
 
 def throughput(online: r.Timed, offline: r.Timed | None, samples: int, tokens: int | None) -> r.Throughput:

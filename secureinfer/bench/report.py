@@ -51,6 +51,8 @@ class Timed(_Checked):
     latency_ms_p99_interval: Interval | None = None
     cold_latency_ms: Amount | None = None
     runs_ms: tuple[Amount, ...] = ()
+    blocks: tuple[Count, ...] = ()
+    """How many of runs_ms each block has, in order. Runs of one block are not independent of each other."""
 
 
 class Energy(_Checked):
@@ -206,6 +208,8 @@ class CaseResult(_Checked):
     """What this case was run with (runs, seconds, threads), and so what a resumed sweep compares."""
     valid: bool = False
     invalid_reason: str | None = None
+    projected: str | None = None
+    """Why latencies are computed from a loopback run and not measured over the key's network; None: they are measured."""
     model: ModelFacts | None = None
     session: dict[str, Any] | None = None
     online: Timed | None = None
@@ -310,15 +314,19 @@ class BenchReport(_Checked):
         return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
 
 
-MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 26
 
 
 def read(path: Path) -> BenchReport:
     """A report from its file. Raises InputError that says what is wrong with it."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if not path.is_file():
+            raise InputError(f"{path} is no file; give the JSON that a benchmark wrote")
+        with path.open("rb") as file:
+            body = file.read(MOST_BYTES + 1)
+        if len(body) > MOST_BYTES:
             raise InputError(f"{path} is larger than any report; give the JSON that a benchmark wrote")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as a benchmark's report: {error}") from None
     schema = found.get("schema") if isinstance(found, dict) else None
@@ -329,10 +337,17 @@ def read(path: Path) -> BenchReport:
         )
     try:
         return BenchReport.model_validate(found)
+    except RecursionError:
+        raise InputError(f"{path} is no benchmark's report: it is nested too deeply") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path} is no benchmark's report: {where}: {first['msg']}") from None
+        shown = where if where.isprintable() and len(where) < 200 else ascii(where[:200])
+        raise InputError(f"{path} is no benchmark's report: {shown}: {first['msg']}") from None
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def write(path: Path, text: str) -> None:

@@ -166,6 +166,7 @@ class Turns:
     online_spent: list[Spent] = field(default_factory=list)
     offline_spent: list[Spent] = field(default_factory=list)
     plaintext_spent: dict[str, list[tuple[Spent, int]]] = field(default_factory=dict)
+    blocks: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     setup_spent: Spent | None = None
@@ -263,6 +264,7 @@ def _take_turns(
             turns.online_ms.append(online_ms)
             turns.offline_spent.append(offline_spent)
             turns.online_spent.append(online_spent)
+        turns.blocks.append(count)
         for process in bench.processes:
             last = meter.read()
             # The first call of a turn finds caches that the others filled. Plaintext in earnest is warm: it is not counted.

@@ -124,6 +124,12 @@ class Folder:
         try:
             body = json.loads(self.file(unit).read_text(encoding="utf-8"))
             found = kind.model_validate(body["result"])
+            if (
+                isinstance(found, r.CaseResult)
+                and found.projected is not None
+                and ":" not in found.key.network
+            ):
+                return None  # perhaps this network can be made now
             return found if body["settings"] == settings and unit_of(found) == unit else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

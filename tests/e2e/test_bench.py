@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from secureinfer import cli
+from secureinfer.bench.figures import per_block, timed
 from secureinfer.bench.outcome import judged
 from secureinfer.bench.report import Baseline, BenchReport, CaseKey, CaseResult, read
 from secureinfer.bench.runner import Effort
 from secureinfer.bench.sweep import Folder, Plan, Result, Unit, Watcher, read_plan, sweep
 from secureinfer.errors import InputError, UsageError
 from secureinfer.measure.energy import EnergyMeter
+from secureinfer.measure.intervals import ratio_interval
 
 pytestmark = pytest.mark.needs("bench")
 
@@ -57,7 +59,8 @@ def test_a_case_has_every_figure_of_both_sides(run: tuple[BenchReport, Path]) ->
     assert case.throughput.tokens_per_second is None, "its samples have no tokens"
     assert case.accuracy is not None and case.accuracy.max_absolute_error is not None
     assert case.accuracy.max_absolute_error < 1e-3
-    assert case.accuracy.samples == case.online.count + 1
+    assert case.accuracy.samples <= case.online.count + 1, "what is asked again is no further sample"
+    assert sum(case.online.blocks) == case.online.count
 
 
 def test_plaintext_takes_as_many_turns_and_both_ratios_name_their_sides(
@@ -83,12 +86,22 @@ def test_plaintext_takes_as_many_turns_and_both_ratios_name_their_sides(
 
 def test_an_engine_that_decides_otherwise_is_told_and_never_the_best() -> None:
     head = {"engine": "torch eager", "status": "ok"}
-    fp32 = Baseline.model_validate({**head, "dtype": "fp32", "accuracy": 0.9})
-    one_off = Baseline.model_validate({**head, "dtype": "bf16", "accuracy": 0.8})
-    wrong = Baseline.model_validate({**head, "dtype": "int8", "accuracy": 0.25})
-    found = judged([fp32, one_off, wrong], samples=10)
+    fp32, bf16, int8 = (Baseline.model_validate({**head, "dtype": d}) for d in ("fp32", "bf16", "int8"))
+    found = judged([(fp32, 0.9), (bf16, 0.8), (int8, 0.25)], samples=10)
     assert [b.reason is None for b in found] == [True, True, False]
-    assert "0.25" in str(found[2].reason) and judged([fp32, wrong], samples=1)[1].reason is None
+    assert "0.25 on 10 samples" in str(found[2].reason)
+    assert judged([(fp32, 0.9), (int8, 0.25)], samples=1)[1].reason is None, "one sample says nothing"
+
+
+def test_runs_of_one_block_are_one_observation() -> None:
+    """Ten runs a block that share what the machine did would make an interval look three times as sure."""
+    values = [base + 0.001 * i for base in (1.0, 1.5, 0.7, 1.2) for i in range(10)]
+    blocks = timed(values, blocks=(10, 10, 10, 10))
+    assert per_block(blocks) == pytest.approx([1.0045, 1.5045, 0.7045, 1.2045])
+    plain = [1.0] * 40
+    told, hidden = (ratio_interval(above, plain[: len(above)]) for above in (per_block(blocks), values))
+    assert told is not None and hidden is not None
+    assert told.high - told.low > 2 * (hidden.high - hidden.low)
 
 
 def test_energy_is_of_one_meter_and_says_what_it_is(run: tuple[BenchReport, Path]) -> None:
@@ -164,6 +177,8 @@ def test_what_was_measured_in_another_way_or_is_damaged_is_run_again(
         ('{"schema": "secureinfer.bench/1", "created": 3}', "created"),
         ('{"schema": "secureinfer.bench/1", "created": "", "environment": {}, "cases": [{}]}', "cases.0"),
         ("[" * 100_000, "cannot be read"),
+        ('{"schema": "secureinfer.bench/1", "created": "", "environment": {"x": NaN}}', "NaN is no number"),
+        ('{"schema": "secureinfer.bench/1", "created": "", "environment": {}, "\\u001b[31m": 1}', r"\\x1b"),
     ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str, word: str) -> None:
