@@ -312,7 +312,7 @@ def test_a_key_that_stands_in_place_of_a_ciphertexts_randomness_is_found(program
         inner = envelope(struct.pack("<Q", len(array) // 8) + array)
         x = load(context.new(), context.context, envelope(head + inner), "x", "x")
         frame = Frame(OWNER, pair_address(), bytes(CIPHERTEXT_HEAD) + bytes(dump(x)))
-        assert leaks([frame], secret) == {"a polynomial"}
+        assert "a polynomial" in leaks([frame], secret)
 
 
 def envelope(body: bytes) -> bytes:

@@ -284,7 +284,7 @@ class Word:
 def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Word]]]:
     """Openings by rank, filled while engines run."""
     found: dict[int, list[Word]] = {0: [], 1: []}
-    take, to_all, to_one = Party.take, Party.open_words, Party.open_words_to
+    take, to_all, to_one = Party.take, Party.open_together, Party.open_words_to
 
     def kind_of(self: Party, kind: Any) -> Any:
         if isinstance(kind, Window):
@@ -297,13 +297,13 @@ def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Word]]]:
             return (windows.direct_entries(kind.high - kind.low) - 1).bit_length()
         return bits
 
-    def open_all(self: Party, listed: Any, what: str, xor: bool = False) -> Any:
-        opened = to_all(self, listed, what, xor)
+    def open_all(self: Party, listed: Any) -> Any:
+        opened = to_all(self, listed)
         if not self.tracing:
-            for (share, bits), total in zip(listed, opened, strict=True):
-                found[self.rank].append(
-                    Word(what, xor, covered(self, what, bits), share.clone(), total.clone())
-                )
+            flat = [(w, x, bits) for w in listed for x, bits in w.items]
+            for (w, share, bits), total in zip(flat, opened, strict=True):
+                seen = covered(self, w.what, bits)
+                found[self.rank].append(Word(w.what, w.xor, seen, share.clone(), total.clone()))
         return opened
 
     def open_one(self: Party, listed: Any, rank: int, what: str) -> Any:
@@ -315,7 +315,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Word]]]:
         return opened
 
     monkeypatch.setattr(Party, "take", kind_of)
-    monkeypatch.setattr(Party, "open_words", open_all)
+    monkeypatch.setattr(Party, "open_together", open_all)
     monkeypatch.setattr(Party, "open_words_to", open_one)
     yield found
 
@@ -435,14 +435,14 @@ def test_under_equal_masks_each_opening_moves_as_its_value_alone(
     """R7: c less what was masked is the same for two inputs, in every window of the model; and z XOR the compared bit."""
     same_nonces(monkeypatch)
     masked: dict[int, list[tuple[Window, torch.Tensor]]] = {0: [], 1: []}
-    open_window = opening.open_window
+    open_window = opening.opening
 
     def watched(p: Party, x: torch.Tensor, kind: Window) -> Any:
         if not p.tracing:
             masked[p.rank].append((kind, x.clone()))
         return open_window(p, x, kind)
 
-    monkeypatch.setattr(opening, "open_window", watched)
+    monkeypatch.setattr(opening, "opening", watched)
     program = small()
     for x in (X, other_input(X) + 2):
         with Parties(program) as parties:

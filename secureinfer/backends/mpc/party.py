@@ -24,6 +24,9 @@ SESSION = -1
 
 Parts = dict[str, torch.Tensor]
 
+Place = tuple[int, int, int]
+"""Of a record of dealt randomness: inference, step, ordinal in the step."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -45,8 +48,18 @@ class Opening:
     inference: int
     step: int
     what: str
-    mask: tuple[int, int, int] | None
+    mask: Place | None
     words: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Word:
+    """Shares of k-bit words that one record masks. items: (shares, k). xor: they combine by XOR, else by addition."""
+
+    what: str
+    items: Sequence[tuple[torch.Tensor, int]]
+    xor: bool
+    mask: Place | None
 
 
 @dataclass
@@ -72,7 +85,7 @@ class Party:
         self.phase, self.inference, self.step = "setup", 0, 0
         self._message = self._record = self._zero = 0
         self._named: dict[str, int] = {}
-        self._mask: tuple[int, int, int] | None = None
+        self._mask: Place | None = None
         self._what = ""
         self.communicator = LinkCommunicator(
             self.rank,
@@ -160,10 +173,33 @@ class Party:
 
         words: (shares, k). Only the low k bits are sent and count. The shares must be masked by the caller.
         """
-        payload = b"".join(pack(x, bits) for x, bits in words)
-        opened = self._combined(self.communicator.exchange_bytes(payload), words, xor)
-        self._audited(opened, what)
+        return self.open_together([Word(what, [(x, bits)], xor, self._mask) for x, bits in words])
+
+    def open_together(self, words: Sequence[Word]) -> list[torch.Tensor]:
+        """Open words of several protocols to all parties as one frame each way: one round. One tensor for each item."""
+        listed = [item for word in words for item in word.items]
+        if self.tracing:
+            return [torch.empty_like(x) for x, _ in listed]
+        rows = self.communicator.exchange_bytes(b"".join(pack(x, bits) for x, bits in listed))
+        opened, offset = [], 0
+        for word in words:
+            size = sum(packed_bytes(x.numel(), bits) for x, bits in word.items)
+            part = self._combined([row[offset : offset + size] for row in rows], word.items, word.xor)
+            offset += size
+            opened += part
+            self._audited(part, word.what, word.mask)
         return opened
+
+    def word(
+        self, what: str, *items: tuple[torch.Tensor, int], xor: bool = False, mask: Place | None = None
+    ) -> Word:
+        """What to open under the mask of one record: the one taken last, or `mask`. items: (shares, k)."""
+        return Word(what, list(items), xor, mask or self._mask)
+
+    @property
+    def mask(self) -> Place | None:
+        """The place of the record that was taken last."""
+        return self._mask
 
     def open_words_to(
         self, words: Sequence[tuple[torch.Tensor, int]], rank: int, what: str
@@ -181,7 +217,7 @@ class Party:
         if rows is None:
             return None
         opened = self._combined(rows, words, xor=False)
-        self._audited(opened, what)
+        self._audited(opened, what, self._mask)
         return opened
 
     @staticmethod
@@ -201,17 +237,13 @@ class Party:
             opened.append(total & ((1 << bits) - 1) if bits < 64 and not xor else total)
         return opened
 
-    def _audited(self, words: Sequence[torch.Tensor], what: str) -> None:
+    def _audited(self, words: Sequence[torch.Tensor], what: str, mask: Place | None) -> None:
         if self.audit is not None:
-            self._what = what
-            self._opened(words)
-            self._what = ""
+            mask = None if what == "output" else mask
+            self.audit(Opening(self.inference, self.step, what, mask, tuple(w.clone() for w in words)))
 
     def _opened(self, words: Sequence[torch.Tensor]) -> None:
-        if self.audit is not None:
-            what = self._what or "beaver"
-            mask = None if what == "output" else self._mask
-            self.audit(Opening(self.inference, self.step, what, mask, tuple(w.clone() for w in words)))
+        self._audited(words, self._what or "beaver", self._mask)
 
     # -- sharings of zero
 

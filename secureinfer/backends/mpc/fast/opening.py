@@ -21,8 +21,9 @@ import torch
 
 from .. import ring, windows
 from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
-from ..party import Parts, Party
+from ..party import Parts, Party, Place
 from . import fused, tables
+from .talk import Talk, run
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,19 @@ class Opened:
     parts: Parts
 
 
-def open_window(p: Party, x: torch.Tensor, kind: Window) -> Opened:
+def opening(p: Party, x: torch.Tensor, kind: Window) -> Talk[Opened]:
     """Open x + 2**(bits-2) + r in the window: bits / 8 bytes an element, one round. x: share with |x| < 2**(bits-2)."""
     parts = p.take(kind)
-    if p.tracing:
-        return Opened(kind, torch.empty_like(x), parts)
-    masked = x + parts["r"]
-    if p.first:
+    masked = x if p.tracing else x + parts["r"]
+    if p.first and not p.tracing:
         masked += 1 << (kind.bits - 2)
-    (c,) = p.open_words([(masked, kind.bits)], "window")
+    (c,) = yield [p.word("window", (masked, kind.bits))]
     return Opened(kind, c, parts)
+
+
+def open_window(p: Party, x: torch.Tensor, kind: Window) -> Opened:
+    """`opening` by itself."""
+    return run(p, opening(p, x, kind))
 
 
 def truncated(p: Party, opened: Opened) -> torch.Tensor:
@@ -243,45 +247,54 @@ class _Traced:
     values = bits
 
 
-def _trace(p: Party, opened: Opened) -> Comparison:
+def _trace(p: Party, opened: Opened) -> Talk[Comparison]:
     kind = opened.kind
     many = (kind.thresholds, *kind.shape)
     empty = torch.empty((kind.chunks, *many), dtype=torch.uint8, device="meta")
-    tables.merged(p, empty, empty, windows.MOST_MERGED if kind.direct else 1)
+    yield from tables.merged(p, empty, empty, windows.MOST_MERGED if kind.direct else 1)
+    yield [p.word("bit", (empty[0], 8 if kind.direct else 1), xor=True)]
     return _Traced(many)
 
 
 def _compared(
-    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str
-) -> Comparison:
+    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str,
+    mask: Place | None,
+) -> Talk[Comparison]:  # fmt: skip
     """The bit [c < r], with what `public` adds to it. At most two rounds of merges, and one unless direct."""
     kind, parts = opened.kind, opened.parts
     hidden = parts["sign"] & 1 if kind.signed else None
     if p.first and public is not None:
         hidden = public if hidden is None else hidden ^ public
     if not kind.direct:
-        bit = tables.borrow(p, less, equal) ^ (parts["b"] & 1)
-        (z,) = p.open_words([(bit if hidden is None else bit ^ hidden, 1)], what, xor=True)
+        bit = (yield from tables.borrow(p, less, equal)) ^ (parts["b"] & 1)
+        (z,) = yield [p.word(what, (bit if hidden is None else bit ^ hidden, 1), xor=True, mask=mask)]
         return _ByBit(p, opened, z.bool())
-    less, equal = tables.merged(p, less, equal, windows.MOST_MERGED)
+    less, equal = yield from tables.merged(p, less, equal, windows.MOST_MERGED)
     top = less[-1] if hidden is None else less[-1] ^ hidden
     width = 2 * less.shape[0] - 2
     index = (parts["b"] & ((2 << width) - 1)) ^ tables.carry_index(less, equal) ^ (top << width)
-    (found,) = p.open_words([(index, 8)], what, xor=True)
+    (found,) = yield [p.word(what, (index, 8), xor=True, mask=mask)]
     return _ByTable(opened, found.long().unsqueeze(0))
 
 
-def compare(p: Party, opened: Opened, thresholds: Sequence[int]) -> Comparison:
-    """[x >= t] for each threshold."""
+def comparing(
+    p: Party, opened: Opened, thresholds: Sequence[int], mask: Place | None = None
+) -> Talk[Comparison]:
+    """[x >= t] for each threshold. mask: the place of the window's record."""
     if p.tracing:
-        return _trace(p, opened)
+        return (yield from _trace(p, opened))
     kind, parts = opened.kind, opened.parts
     c = opened.c - (1 << (kind.bits - 2))  # of x alone
     t = torch.tensor(list(thresholds), dtype=torch.int64, device=c.device)
     u = c.unsqueeze(0) - t.reshape(-1, *([1] * c.dim()))
     less, equal = tables.look_up(parts["tables"], u, kind.low, kind.high, kind.chunk_bits)
     public = 1 ^ (ring.logical_shift(u, kind.bits - 1).to(torch.uint8) & 1)
-    return _compared(p, opened, less, equal, public, "bit")
+    return (yield from _compared(p, opened, less, equal, public, "bit", mask))
+
+
+def compare(p: Party, opened: Opened, thresholds: Sequence[int]) -> Comparison:
+    """`comparing` by itself."""
+    return run(p, comparing(p, opened, thresholds))
 
 
 def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
@@ -291,9 +304,9 @@ def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
     """
     kind = opened.kind
     if p.tracing:
-        carry = _trace(p, opened)
+        carry = run(p, _trace(p, opened))
     else:
         c = opened.c.unsqueeze(0)
         less, equal = tables.look_up(opened.parts["tables"], c, kind.low, kind.high, kind.chunk_bits)
-        carry = _compared(p, opened, less, equal, None, "carry")
+        carry = run(p, _compared(p, opened, less, equal, None, "carry", None))
     return truncated(p, opened) - carry.bits()[0]

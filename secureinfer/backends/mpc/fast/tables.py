@@ -21,6 +21,7 @@ from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Share
 from ..party import Party
 from ..windows import CHUNK_BITS, group_shape, table_words
 from . import fused
+from .talk import Talk
 
 _INDEX_DTYPES = {4: torch.uint8, 8: torch.uint8, 16: torch.int16, 64: torch.int64}
 """Type of a truth table by its number of entries."""
@@ -169,17 +170,21 @@ def _dtype(kind: Merge, name: str) -> torch.dtype:
     return next(p.dtype for p in kind.parts() if p.name == name)
 
 
-def merged(p: Party, less: torch.Tensor, equal: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+def merged(
+    p: Party, less: torch.Tensor, equal: torch.Tensor, most: int
+) -> Talk[tuple[torch.Tensor, torch.Tensor]]:
     """Chunks [chunks, *shape] merged, a round each time, until there are at most `most`."""
     while less.shape[0] > most:
         groups, size = group_shape(less.shape[0])
-        less, equal = _merge(p, _grouped(less, groups, size), _grouped(equal, groups, size), groups > 1)
+        merge = _merge(p, _grouped(less, groups, size), _grouped(equal, groups, size), groups > 1)
+        less, equal = yield from merge
     return less, equal
 
 
-def borrow(p: Party, less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
+def borrow(p: Party, less: torch.Tensor, equal: torch.Tensor) -> Talk[torch.Tensor]:
     """XOR-share (uint8, lowest bit) of [c < r] from its chunks, [chunks, *shape]: one round for up to 4, two up to 16."""
-    return merged(p, less, equal, 1)[0][0]
+    less, _ = yield from merged(p, less, equal, 1)
+    return less[0]
 
 
 def carry_index(less: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
@@ -201,15 +206,15 @@ def _grouped(bits: torch.Tensor, groups: int, size: int) -> torch.Tensor:
 
 def _merge(
     p: Party, less: torch.Tensor, equal: torch.Tensor, propagate: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Talk[tuple[torch.Tensor, torch.Tensor]]:
     size, groups = less.shape[0], less.shape[1]
     kind = Merge(tuple(less.shape[2:]), groups, size, propagate)
     parts = p.take(kind)
+    flat = [t.reshape(*t.shape[: t.dim() - len(kind.shape)], -1) for t in (less, equal, parts["index"])]
+    index = flat[2] if p.tracing else fused.run(_merge_index, *flat, propagate)
+    (opened,) = yield [p.word("merge", (index, 8), xor=True)]
     if p.tracing:
         return torch.empty_like(less[0]), torch.empty_like(less[0])
-    flat = [t.reshape(*t.shape[: t.dim() - len(kind.shape)], -1) for t in (less, equal, parts["index"])]
-    index = fused.run(_merge_index, *flat, propagate)
-    (opened,) = p.open_words([(index, 8)], "merge", xor=True)
     tables = [parts[name].reshape(groups, -1) for name in (("carry", "all") if propagate else ("carry",))]
     carry, both = fused.run(_merge_result, opened, flat[0][size - 1], size, *tables)
     return carry.view(less.shape[1:]), both.view(less.shape[1:])
