@@ -20,9 +20,8 @@ import torch
 from .. import api
 from ..backends import has_dealer
 from ..errors import UsageError
-from ..measure.energy import EnergyMeter, Reading, Spent
+from ..measure.energy import EnergyMeter, Spent
 from ..measure.gather import LEAST_WARM_MS, LEAST_WARM_RUNS
-from ..measure.load import busy_seconds
 from ..session.local import local_session
 from . import report as r
 from .flat import flat
@@ -32,6 +31,7 @@ from .outcome import Outcome, fault_of
 from .places import EMULATED, LOOPBACK, places
 from .plaintext import PlaintextProcess
 from .plaintext import engines as plaintext_engines
+from .quiet import CHOICE, PLAINTEXT, SECURE, Quiet
 
 if TYPE_CHECKING:
     from ..plan.program import Program
@@ -43,8 +43,6 @@ STEP_SECONDS = 900.0
 LOAD_SECONDS = 600.0
 BLOCK_MS, MOST_IN_BLOCK = 50.0, 10
 """Private inferences of a block: as many as take so long, but not more than that."""
-MOST_OTHER_CORES = 0.25
-"""What an idle system takes; more than this makes plaintext slow and the ratio flattering."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,21 @@ QUICK_EFFORT = Effort(
 
 
 class Bench:
-    """What cases of one model and batch share: the model, and plaintext engines in processes of their own."""
+    """What cases of one model and batch share: the model, and plaintext engines in processes of their own.
 
-    def __init__(self, model: str, batch: int, effort: Effort, say: Say, *, engines: bool = True) -> None:
+    faults: what disturbed the choice of their threads, and so every case of theirs.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        batch: int,
+        effort: Effort,
+        say: Say,
+        *,
+        engines: bool = True,
+        meter: EnergyMeter | None = None,
+    ) -> None:
         self.model, self.batch, self.effort = model, batch, effort
         self.subject = subject(model)
         say(f"{self.subject.title}: building")
@@ -106,14 +116,15 @@ class Bench:
         self._all: list[PlaintextProcess] = []
         self.processes: list[PlaintextProcess] = []
         self.unavailable: list[r.Baseline] = []
+        self.faults: list[str] = []
         self._outputs: dict[tuple[str, int], torch.Tensor] = {}
         try:
-            self._start(state, say)
+            self._start(state, say, None if meter is None else Quiet(meter))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, state: Path, say: Say) -> None:
+    def _start(self, state: Path, say: Say, quiet: Quiet | None) -> None:
         """Loaded a few at a time, as many as there are cores; then one after another, since each chooses its threads."""
         several = os.cpu_count() or 1
         for first in range(0, len(self._wanted), several):
@@ -130,10 +141,17 @@ class Bench:
                 process.loaded(LOAD_SECONDS)
         say(f"{self.subject.title}: plaintext engines choose their threads")
         for process in self._all:
+            begin = None if quiet is None else quiet.mark()
             if process.ready(LOAD_SECONDS):
                 self.processes.append(process)
             else:
                 self.unavailable.append(process.baseline())
+            if quiet is not None and begin is not None:
+                quiet.add(CHOICE, begin, quiet.mark())
+        # They are loaded. A sweep that is killed leaves its folder, which should hold no weights.
+        state.unlink()
+        if quiet is not None:
+            self.faults = quiet.faults()
 
     def outputs(self, process: PlaintextProcess, index: int) -> torch.Tensor | None:
         """Of one engine for held_out[index]; None where it gives none."""
@@ -193,28 +211,14 @@ def _measure(key: r.CaseKey, bench: Bench, meter: EnergyMeter, effort: Effort, s
     program = compile_case(key, module, bench.built)
     say(f"{key}: starting the parties")
     outset = meter.read()
+    quiet = Quiet(meter)
     with opened(key, program, effort) as (session, why_projected):
-        busy, before = busy_seconds(), meter.read()
-        setup = meter.between(outset, before)
-        turns = _take_turns(key, session, bench, meter, effort, say)
-        faults = _unrest(busy, before, meter.read())
+        setup = meter.between(outset, meter.read())
+        turns = _take_turns(key, session, bench, meter, quiet, effort, say)
         secure = session.report()
     turns.setup_spent = setup
+    faults = [*bench.faults, *quiet.faults()]
     return Outcome(key, bench, program, module, changes, turns, why_projected, secure, faults).fields()
-
-
-def _unrest(busy: float | None, before: Reading, after: Reading) -> list[str]:
-    """Whether something else ran beside the case."""
-    now = busy_seconds()
-    if busy is None or now is None or before.cpu_seconds is None or after.cpu_seconds is None:
-        return []
-    ours = after.cpu_seconds - before.cpu_seconds + after.reading_seconds - before.reading_seconds
-    others = (now - busy - ours) / max(after.at - before.at, 1e-9)
-    if others <= MOST_OTHER_CORES:
-        return []
-    return [
-        f"the machine was not quiet: other processes took {others:.1f} of its {os.cpu_count()} cores while the case ran"
-    ]
 
 
 def compile_case(key: r.CaseKey, module: torch.nn.Module, built: Built) -> Program:
@@ -250,7 +254,13 @@ def opened(key: r.CaseKey, program: Program, effort: Effort) -> Iterator[tuple[S
 
 
 def _take_turns(
-    key: r.CaseKey, session: Session, bench: Bench, meter: EnergyMeter, effort: Effort, say: Say
+    key: r.CaseKey,
+    session: Session,
+    bench: Bench,
+    meter: EnergyMeter,
+    quiet: Quiet,
+    effort: Effort,
+    say: Say,
 ) -> Turns:
     """The first inference is cold: its latency stands apart. Then blocks: some inferences, and a turn of every engine."""
     turns = Turns()
@@ -258,6 +268,7 @@ def _take_turns(
     say(f"{key}: first inference {turns.cold_online_ms:.0f} ms; plaintext takes turns with it now")
     begin, count = time.perf_counter(), 1
     while not _enough(turns, effort, time.perf_counter() - begin):
+        begun = quiet.mark()
         for _ in range(count):
             (offline_ms, online_ms), (offline_spent, online_spent) = _one(session, bench, turns, meter)
             turns.offline_ms.append(offline_ms)
@@ -265,14 +276,17 @@ def _take_turns(
             turns.offline_spent.append(offline_spent)
             turns.online_spent.append(online_spent)
         turns.blocks.append(count)
+        quiet.add(SECURE, begun, quiet.mark())
         for process in bench.processes:
-            last = meter.read()
+            last = quiet.mark()
             # The first call of a turn finds caches that the others filled. Plaintext in earnest is warm: it is not counted.
             times_ms = process.time(turns.asked[-1], least_runs=count + 1, least_seconds=effort.block_seconds)
             if len(times_ms) <= count:
                 continue  # it died; its baseline says so
             turns.plaintext_ms.setdefault(process.name, []).extend(in_groups(times_ms[1:], count))
-            spent = meter.between(last, meter.read())
+            ended = quiet.mark()
+            quiet.add(PLAINTEXT, last, ended)
+            spent = meter.between(last.reading, ended.reading)
             turns.plaintext_spent.setdefault(process.name, []).append((spent, len(times_ms)))
         count = max(1, min(MOST_IN_BLOCK, round(BLOCK_MS / statistics.median(turns.online_ms))))
     return turns
