@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from ..terminal import Terminal
 if TYPE_CHECKING:
     from ..measure.energy import EnergyMeter
     from .runner import Effort
+    from .sweep import Plan
 
 
 class _RunsByDefault(TyperGroup):
@@ -200,10 +203,24 @@ def run(
     Example:  secureinfer bench fraud-mlp --backend mpc --backend ckks
     """
     terminal = Terminal(as_json=json)
-    if resume is not None and (models or quick or study or out is not None):
-        raise UsageError(
-            "--resume takes its cases from the folder; leave models, --quick, --study and --out away"
-        )
+    if resume is not None:
+        given = {
+            "models": models, "--quick": quick, "--study": study, "--compression": compression, "--backend": backend,
+            "--network": network, "--batch": batch, "--runs": runs, "--seconds": seconds, "--engine": engine,
+            "--threads": threads, "--scenario": scenario, "--target-p99-ms": target_p99_ms,
+            "--loadgen-settings": loadgen_settings, "--least-seconds": least_seconds, "--out": out,
+        }  # fmt: skip
+        if extra := [
+            name for name, value in given.items() if value is not None and value is not False and value != []
+        ]:
+            raise UsageError(f"--resume takes all from the folder; leave away: {', '.join(extra)}")
+    for name, number in (
+        ("--seconds", seconds),
+        ("--target-p99-ms", target_p99_ms),
+        ("--least-seconds", least_seconds),
+    ):
+        if number is not None and not math.isfinite(number):
+            raise UsageError(f"{name} takes a number, not {number}")
     if quick and study:
         raise UsageError("--quick and --study are two sweeps; give one of them")
     if scenario is None and (
@@ -227,7 +244,9 @@ def run(
         if scenario is not None:
             settings = "quick" if loadgen_settings is None and quick else loadgen_settings
             load = load_plan(scenario, target_p99_ms, settings, least_seconds)
-        plan = Plan(tuple(keys), effort, " ".join(["secureinfer", *sys.argv[1:]]), load=load)
+        plan = Plan(tuple(keys), effort, shlex.join(["secureinfer", *sys.argv[1:]]), load=load)
+        if out is not None:
+            _check_same(out, plan)
         folder = Folder(out or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}"))
     from .shown import Shown, summary
 
@@ -269,6 +288,10 @@ def report(
 
     found = read(file)
     stem = out or file.with_suffix("")
+    if not stem.name or stem.name == "..":
+        raise UsageError(
+            f"{stem} is a folder; give the files' name without ending, such as {stem / 'report'}"
+        )
     if not stem.parent.is_dir():
         raise UsageError(f"cannot write {stem}: there is no folder {stem.parent}")
     files = [str(path) for path in publish(found, stem)]
@@ -324,6 +347,24 @@ def list_(json: Json = False) -> None:
     )
 
 
+def _check_same(out: Path, plan: Plan) -> None:
+    """Raises UsageError where the folder holds a sweep with other settings: its cases and report would be lost."""
+    from .sweep import SWEEP, read_plan
+
+    if not (out / SWEEP).is_file():
+        return
+    try:
+        there = read_plan(out).settings
+    except UsageError:
+        return  # half-written, or of another version: nothing that could go on
+    if there != plan.settings:
+        names = sorted(k for k in {*there, *plan.settings} if there.get(k) != plan.settings.get(k))
+        raise UsageError(
+            f"{out} holds a sweep with other settings ({', '.join(names)}), which this one would replace; "
+            f"give another --out, or --resume {out} to go on with that one"
+        )
+
+
 def _effort(
     quick: bool, runs: int | None, seconds: float | None, engine: list[str] | None, threads: int | None
 ) -> Effort:
@@ -345,7 +386,7 @@ def _effort(
                 f"there is no plaintext engine {':'.join(wrong[0])!r}; there are "
                 + ", ".join(":".join(pair) for pair in there)
             )
-        changes |= {"engines": tuple(pairs)}
+        changes |= {"engines": tuple(dict.fromkeys(pairs))}
     effort = dataclasses.replace(QUICK_EFFORT if quick else Effort(), **changes)
     return dataclasses.replace(effort, most_runs=max(effort.most_runs, effort.least_runs))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +87,18 @@ def compile_options(backend: str, built: Built) -> dict[str, Any]:
 
 
 def _own(reference: str) -> Callable[[int, Path | None], Built]:
-    """Inputs are those of its example and calibration, which stand in for held-out ones, since there are no others."""
+    """Inputs are those of its example and calibration, which stand in for held-out ones, since there are no others.
+
+    Each plaintext engine makes them anew in its process: what torch draws is the same there, for its seed is fixed.
+    """
 
     def build(batch: int, state: Path | None) -> Built:
-        model, example, calibration = load_reference(reference)
+        with theirs(reference):
+            model, example, calibration = load_reference(reference)
         module = finished(copy.deepcopy(model), state)
         calls = [_positional(module, reference, c) for c in (example, *(calibration or ()))]
         batches = _of_size(calls, batch, reference)
-        with torch.no_grad():
+        with torch.no_grad(), theirs(reference):
             answer = next(
                 (t for t in torch.utils._pytree.tree_leaves(module(*batches[0])) if isinstance(t, Tensor)),
                 None,
@@ -106,10 +112,28 @@ def _own(reference: str) -> Callable[[int, Path | None], Built]:
     return build
 
 
+@contextlib.contextmanager
+def theirs(reference: str) -> Iterator[None]:
+    """A user's own code: what it draws from torch is repeatable, what it prints is no answer, and it ends no sweep."""
+    try:
+        with repeatable(), contextlib.redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise UsageError(
+            f"{reference} ends the process ({error.code!r}) instead of giving a model; leave sys.exit away"
+        ) from None
+
+
 def _positional(module: nn.Module, reference: str, example: Any) -> tuple[Tensor, ...]:
-    """A call's inputs as tensors in the order of forward. Raises UsageError where they cannot be given so."""
+    """A call's inputs as tensors in the order of forward, float32 as the model is. Raises UsageError for others."""
     if isinstance(example, Mapping):
-        bound = inspect.signature(module.forward).bind(**example)
+        try:
+            bound = inspect.signature(module.forward).bind(**example)
+        except TypeError:
+            raise UsageError(
+                f"the example of {reference} names {', '.join(map(str, example)) or 'nothing'}, and its forward takes "
+                f"{', '.join(inspect.signature(module.forward).parameters) or 'nothing'}"
+            ) from None
         given = bound.args if not bound.kwargs else None
     else:
         given = tuple(example) if isinstance(example, tuple | list) else (example,)
@@ -118,7 +142,7 @@ def _positional(module: nn.Module, reference: str, example: Any) -> tuple[Tensor
             f"{reference} is measured with tensors alone, in the order of its forward: wrap it in a module whose forward "
             "takes them so"
         )
-    return given
+    return tuple(t.detach().float() if t.is_floating_point() else t.detach() for t in given)
 
 
 def _of_size(calls: list[tuple[Tensor, ...]], batch: int, reference: str) -> Batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from .runner import Bench, Turns
 
 
+log = logging.getLogger("secureinfer.bench")
+
+LEAST_QUOTED = 8
+"""Characters: what is shorter is a word such as a key, and may stand in any text."""
 MOST_LOST = 0.05
 LEAST_SCORED = 16
 """Samples on which engines are judged, where the model has so many, however few were asked in private."""
@@ -58,6 +63,11 @@ class Outcome:
         faults = list(self.faults)
         if not any((b.engine, b.dtype) == FP32 and b.status == "ok" for b in baselines):
             faults.append("torch eager in fp32 did not run, so that there is nothing to compare with")
+        if other_inputs(baselines, self.bench.expected):
+            faults.append(
+                "torch eager in fp32 gives other answers in a process of its own: the model, or its example, is not the "
+                "same each time that it is made; draw it with a fixed seed"
+            )
         if not all(output.isfinite().all() for output in turns.outputs):
             faults.append("decrypted outputs are not finite")
         accuracy, used = self._accuracy(), self._energy(offline is not None)
@@ -219,6 +229,16 @@ def decides_otherwise(metric: float, reference: float, samples: int) -> bool:
     return metric < reference - max(MOST_LOST, 1 / samples) - 1e-9
 
 
+def other_inputs(baselines: Sequence[r.Baseline], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether the same engine with the same weights answered something else, by more than rounding explains."""
+    fp32 = next((b for b in baselines if (b.engine, b.dtype) == FP32 and b.latency is not None), None)
+    if fp32 is None:
+        return False
+    scale = max((float(output.abs().max()) for output in expected if output.numel()), default=0.0)
+    worst = fp32.max_absolute_error
+    return worst is None or worst > 1e-3 * max(scale, 1e-6)
+
+
 def throughput(online: r.Timed, offline: r.Timed | None, samples: int, tokens: int | None) -> r.Throughput:
     """Of inferences one after another; without an offline phase the totals are the online figures."""
     seconds = None if not online.latency_ms else online.latency_ms / 1000
@@ -260,5 +280,26 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def fault_of(error: BaseException) -> r.Fault:
-    text = str(error) if isinstance(error, SecureInferError) else f"unexpected: {error}"
-    return r.Fault(type=type(error).__name__, message=text or type(error).__name__)
+    """For a report: the error's type, and text of ours alone.
+
+    Another's exception, such as one of the user's model, may quote what the model was given: its text goes to the log, which
+    is stderr, and not into a file that is passed on. So does what an error of ours quotes of its cause.
+    """
+    name = type(error).__name__
+    if not isinstance(error, SecureInferError):
+        log.error("%s: %s", name, error)
+        return r.Fault(type=name, message="an unexpected error; its text is on stderr, and not kept here")
+    return r.Fault(type=name, message=_own_text(error) or name)
+
+
+def _own_text(error: SecureInferError) -> str:
+    text, cause = str(error), error.__cause__ or error.__context__
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        quoted = str(cause).strip()
+        if not isinstance(cause, SecureInferError) and len(quoted) >= LEAST_QUOTED and quoted in text:
+            log.error("%s: %s", type(error).__name__, text)
+            text = text.replace(quoted, f"{type(cause).__name__} (its text is on stderr)")
+        cause = cause.__cause__ or cause.__context__
+    return text

@@ -5,6 +5,7 @@ A field is None where the figure is unknown, never 0. Units stand in names. `rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 
 SCHEMA: Final = "secureinfer.bench/1"
 
@@ -206,6 +207,9 @@ class CaseResult(_Checked):
     seconds: Amount
     settings: dict[str, Any] = {}
     """What this case was run with (runs, seconds, threads), and so what a resumed sweep compares."""
+    environment: dict[str, Any] | None = None
+    meter: Meter | None = None
+    """What this case ran on and was metered by, perhaps in an earlier run of the sweep; None: the report's."""
     valid: bool = False
     invalid_reason: str | None = None
     projected: str | None = None
@@ -270,6 +274,9 @@ class LoadResult(_Checked):
     fault: Fault | None = None
     started: str
     seconds: Amount
+    environment: dict[str, Any] | None = None
+    meter: Meter | None = None
+    """As of CaseResult."""
     loadgen: str | None = None
     """Its version."""
     valid: bool = False
@@ -315,6 +322,9 @@ class BenchReport(_Checked):
 
 
 MOST_BYTES = 1 << 26
+MOST_DEEP = 32
+MOST, LEAST = 1e24, 1e-24
+"""Of a figure's size, but for 0: quotients and sums of such figures are numbers too."""
 
 
 def read(path: Path) -> BenchReport:
@@ -336,9 +346,9 @@ def read(path: Path) -> BenchReport:
             "make the report anew, or read it with the version that wrote it"
         )
     try:
-        return BenchReport.model_validate(found)
-    except RecursionError:
-        raise InputError(f"{path} is no benchmark's report: it is nested too deeply") from None
+        return BenchReport.model_validate(_plain(found))
+    except _Hostile as error:
+        raise InputError(f"{path} is no benchmark's report: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -346,12 +356,46 @@ def read(path: Path) -> BenchReport:
         raise InputError(f"{path} is no benchmark's report: {shown}: {first['msg']}") from None
 
 
+class _Hostile(Exception):
+    """What no benchmark writes."""
+
+
+def _plain(value: Any, deep: int = 0) -> Any:
+    """A document whose text commands no terminal, and whose figures can be computed with. Raises _Hostile."""
+    if deep > MOST_DEEP:
+        raise _Hostile("it is nested too deeply")
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, dict):
+        return {shown(key): _plain(part, deep + 1) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part, deep + 1) for part in value]
+    if isinstance(value, int | float) and value and not LEAST <= abs(value) <= MOST:
+        raise _Hostile("it holds a number that no figure can be")
+    return value
+
+
+def shown(text: str) -> str:
+    """Text with what would command a terminal, or is no text at all, in its escaped form; lines stay lines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number of JSON")
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, so that a sweep that is stopped leaves no half of one."""
+    """Write a file whole or not at all, so that a sweep that is stopped leaves no half of one.
+
+    Raises UsageError where it cannot be written.
+    """
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

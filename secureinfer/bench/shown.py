@@ -12,6 +12,7 @@ from ..measure.table import UNKNOWN, ms, size, times
 from ..terminal import Terminal
 from . import report as r
 from .cases import Progress
+from .pieces import figure, mapping
 from .sweep import Plan, Result, Unit, Watcher
 
 
@@ -24,7 +25,7 @@ class Shown(Watcher):
         self._at: Unit | None = None
 
     def say(self, text: str) -> None:
-        self._terminal.note(f"  {text}")
+        self._terminal.note(f"  {r.shown(text)}")
 
     def began(self, unit: Unit, number: int, count: int) -> None:
         if unit == self._at:
@@ -91,9 +92,8 @@ def _row(case: r.CaseResult) -> list[str]:
     fp32, best, total = (
         case.overhead(*which) for which in (("online", "fp32"), ("online", "best"), ("total", "fp32"))
     )
-    session = case.session or {}
-    online = session.get("online", {})
-    rounds = online.get("rounds")
+    online = mapping(case.session, "online")
+    rounds = figure(online, "rounds")
     accuracy = case.accuracy
     return [
         str(case.key) + ("" if case.valid else " (not to be quoted)"),
@@ -101,7 +101,7 @@ def _row(case: r.CaseResult) -> list[str]:
         ms(None if fp32 is None else fp32.denominator_ms),
         UNKNOWN if best is None else f"{ms(best.denominator_ms)} {best.denominator}",
         *(times(None if o is None else o.ratio) for o in (fp32, best, total)),
-        size(online.get("bytes")),
+        size(figure(online, "bytes")),
         UNKNOWN if rounds is None else f"{rounds:g}",
         UNKNOWN
         if accuracy is None
@@ -136,6 +136,7 @@ def _loads(loads: tuple[r.LoadResult, ...]) -> Table:
         "valid",
         "queries/s",
         "samples/s",
+        "sustained",
         "p50",
         "p90",
         "p99",
@@ -151,12 +152,16 @@ def _loads(loads: tuple[r.LoadResult, ...]) -> Table:
             str(load.key),
             load.scenario,
             "failed" if load.status == "failed" else "yes" if load.valid else "no",
-            *(UNKNOWN if v is None else f"{v:.4g}" for v in (load.qps, load.samples_per_second)),
+            *(UNKNOWN if v is None else f"{v:.4g}" for v in _rates(load)),
             *(ms(v) for v in (load.latency_ms_p50, load.latency_ms_p90, load.latency_ms_p99)),
             UNKNOWN if load.queries is None else str(load.queries),
             pool,
         )
     return table
+
+
+def _rates(load: r.LoadResult) -> tuple[float | None, ...]:
+    return load.qps, load.samples_per_second, load.sustained_samples_per_second
 
 
 def _load_lines(loads: tuple[r.LoadResult, ...]) -> Iterator[str]:
@@ -165,7 +170,10 @@ def _load_lines(loads: tuple[r.LoadResult, ...]) -> Iterator[str]:
             yield f"failed: {load.key}, {load.scenario}: {load.fault.type}: {first_line(load.fault.message, 400)}"
         elif load.invalid_reasons:
             yield f"not valid: {load.key}, {load.scenario}: {'; '.join(load.invalid_reasons)}"
-        if load.scenario == "Server" and load.target_latency_ms is not None and load.qps is not None:
+        if load.sustained_samples_per_second is not None:
             yield (
-                f"{load.key} holds {load.qps:.4g} queries/s with 99 % of them within {load.target_latency_ms:g} ms"
+                f"{load.key}, {load.scenario}: {load.sustained_samples_per_second:.4g} samples/s with all dealing counted"
             )
+        bound = load.target_latency_ms, load.target_percentile
+        if load.scenario == "Server" and load.valid and load.qps is not None and None not in bound:
+            yield f"{load.key} holds {load.qps:.4g} queries/s with {bound[1]:g} % of them within {bound[0]:g} ms"
