@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..measure.energy import ESTIMATED, EnergyMeter
 from ..plan.program import Program
 from . import report as r
+from .kept import Checks
 from .loadgen_conf import Scenario, scenario_named
 from .loads import LoadPlan, failed, loads_of
 from .machine import machine
@@ -118,24 +119,47 @@ class Folder:
         slug = re.sub(r"[^A-Za-z0-9.+-]+", "_", name)[:80]
         return self._cases / f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
-    def kept(self, unit: Unit, settings: dict[str, Any]) -> Result | None:
-        """An earlier result of the same, measured in the same way; a file that is damaged is as good as none."""
+    def kept(
+        self, unit: Unit, settings: dict[str, Any], checks: Checks, say: Say = lambda _: None
+    ) -> Result | None:
+        """An earlier result of the same, measured in the same way, with the same code and weights, on the same machine.
+
+        None without one; say is told why one that is there does not count.
+        """
+        found = self._read(unit)
+        if found is None:
+            return None
+        result, stamp, made_with = found
+        if made_with != settings:
+            why: str | None = "its settings were others"
+        elif isinstance(result, r.CaseResult) and result.projected and ":" not in result.key.network:
+            why = "it was projected, and perhaps its network can be made now"
+        else:
+            why = checks.differs(unit[0], result.environment, stamp)
+        if why is None:
+            return result
+        say(f"{unit[0]}: to be measured again: {why}")
+        return None
+
+    def _read(self, unit: Unit) -> tuple[Result, dict[str, Any] | None, Any] | None:
+        """(result, stamp, settings) of a file; one that is damaged, or another's, is as good as none."""
         kind: type[Result] = r.CaseResult if unit[1] is None else r.LoadResult
         try:
             body = json.loads(self.file(unit).read_text(encoding="utf-8"))
             found = kind.model_validate(body["result"])
-            if (
-                isinstance(found, r.CaseResult)
-                and found.projected is not None
-                and ":" not in found.key.network
-            ):
-                return None  # perhaps this network can be made now
-            return found if body["settings"] == settings and unit_of(found) == unit else None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            stamp = body.get("stamp")
+            if stamp is not None and not {"salt", "weights", "code"} <= stamp.keys():
+                return None
+            return (found, stamp, body["settings"]) if unit_of(found) == unit else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def keep(self, result: Result, settings: dict[str, Any]) -> None:
-        body = {"settings": settings, "result": result.model_dump(mode="json")}
+    def keep(self, result: Result, settings: dict[str, Any], checks: Checks) -> None:
+        body = {
+            "settings": settings,
+            "stamp": checks.stamp(result.key),
+            "result": result.model_dump(mode="json"),
+        }
         r.write(self.file(unit_of(result)), json.dumps(body, indent=1, allow_nan=False) + "\n")
 
     def begin(self, plan: Plan) -> None:
@@ -166,35 +190,44 @@ class Watcher:
 
 
 def sweep(
-    plan: Plan, folder: Folder | None, watcher: Watcher, *, meter: EnergyMeter, retry_failed: bool = False
+    plan: Plan,
+    folder: Folder | None,
+    watcher: Watcher,
+    *,
+    meter: EnergyMeter,
+    retry_failed: bool = False,
+    checks: Checks | None = None,
 ) -> r.BenchReport:
     """Run what is not there yet, in the plan's order with what has one model and batch together. meter: entered.
 
+    What is kept says itself on what it ran. checks: what it is held to, for tests.
     KeyboardInterrupt ends it with a report of what there is (`complete` is false).
     """
     done: dict[Unit, Result] = {}
+    checks = checks or Checks()
     if folder is not None:
         folder.begin(plan)
         for unit in plan.units:
-            found = folder.kept(unit, plan.settings)
+            found = folder.kept(unit, plan.settings, checks, watcher.say)
             if found is not None and not (retry_failed and found.status == "failed"):
                 done[unit] = found
     complete = True
     try:
-        for result, kept in _results(plan, done, watcher, meter):
+        for result, kept in _results(plan, done, watcher, meter, checks):
             done[unit_of(result)] = result
             if folder is not None and not kept:
-                folder.keep(result, plan.settings)
+                folder.keep(result, plan.settings, checks)
             watcher.ended(result, kept=kept)
     except KeyboardInterrupt:
         complete = False
     results = [done[unit] for unit in plan.units if unit in done]
+    newest = max(results, key=lambda result: result.started, default=None)
     report = r.BenchReport(
         title=plan.title or TITLE,
         command=plan.command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=machine(),
-        meter=r.Meter.model_validate(meter.describe()),
+        environment=(newest and newest.environment) or machine(),
+        meter=(newest and newest.meter) or _meter(meter),
         complete=complete,
         cases=tuple(found for found in results if isinstance(found, r.CaseResult)),
         loads=tuple(found for found in results if isinstance(found, r.LoadResult)),
@@ -205,7 +238,7 @@ def sweep(
 
 
 def _results(
-    plan: Plan, done: dict[Unit, Result], watcher: Watcher, meter: EnergyMeter
+    plan: Plan, done: dict[Unit, Result], watcher: Watcher, meter: EnergyMeter, checks: Checks
 ) -> Iterator[tuple[Result, bool]]:
     kept = [unit for unit in plan.units if unit in done]
     yield from ((done[unit], True) for unit in kept)
@@ -220,14 +253,24 @@ def _results(
         began(units[0])
         started = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            bench = Bench(model, batch, plan.effort, watcher.say, engines=plan.load is None)
+            bench = Bench(model, batch, plan.effort, watcher.say, engines=plan.load is None, meter=meter)
         except Exception as error:
+            checks.built(units[0][0], None)
             for key, scenario in units:
-                yield _unbuilt(key, scenario, plan, started, error), False
+                yield _stamped(_unbuilt(key, scenario, plan, started, error), meter), False
             continue
+        checks.built(units[0][0], bench.built.module)
         with bench:
             for result in _of_bench(plan, bench, units, watcher, meter, began):
-                yield result, False
+                yield _stamped(result, meter), False
+
+
+def _stamped(result: Result, meter: EnergyMeter) -> Result:
+    return result.model_copy(update={"environment": machine(), "meter": _meter(meter)})
+
+
+def _meter(meter: EnergyMeter) -> r.Meter:
+    return r.Meter.model_validate(meter.describe())
 
 
 def _of_bench(

@@ -11,6 +11,7 @@ import pytest
 
 from secureinfer import cli
 from secureinfer.bench.figures import per_block, timed
+from secureinfer.bench.kept import Checks
 from secureinfer.bench.outcome import judged
 from secureinfer.bench.report import Baseline, BenchReport, CaseKey, CaseResult, read
 from secureinfer.bench.runner import Effort
@@ -144,7 +145,7 @@ def test_a_sweep_goes_on_where_it_was(run: tuple[BenchReport, Path], tmp_path: P
             self.told.append((result.key, kept))
 
     folder = Folder(tmp_path)
-    folder.keep(the(run[0], GOOD), EFFORT.to_dict())
+    folder.keep(the(run[0], GOOD), EFFORT.to_dict(), Checks())
     plan = Plan((GOOD, UNBUILT), EFFORT)
     with EnergyMeter() as meter:
         stopped = sweep(plan, folder, Stops(), meter=meter)
@@ -154,18 +155,18 @@ def test_a_sweep_goes_on_where_it_was(run: tuple[BenchReport, Path], tmp_path: P
         whole = sweep(read_plan(tmp_path), folder, counts, meter=meter)
     assert whole.complete and [case.key for case in whole.cases] == [GOOD, UNBUILT]
     assert counts.told == [(GOOD, True), (UNBUILT, False)]
-    assert the(whole, GOOD) == the(run[0], GOOD)
+    assert the(whole, GOOD) == the(run[0], GOOD), "with the machine and the meter of its own run"
 
 
 def test_what_was_measured_in_another_way_or_is_damaged_is_run_again(
     run: tuple[BenchReport, Path], tmp_path: Path
 ) -> None:
-    folder, case = Folder(tmp_path), the(run[0], GOOD)
-    folder.keep(case, EFFORT.to_dict())
-    assert folder.kept((GOOD, None), EFFORT.to_dict()) == case
-    assert folder.kept((GOOD, None), dataclasses.replace(EFFORT, least_runs=9).to_dict()) is None
+    folder, case, checks = Folder(tmp_path), the(run[0], GOOD), Checks()
+    folder.keep(case, EFFORT.to_dict(), checks)
+    assert folder.kept((GOOD, None), EFFORT.to_dict(), checks) == case
+    assert folder.kept((GOOD, None), dataclasses.replace(EFFORT, least_runs=9).to_dict(), checks) is None
     folder.file((GOOD, None)).write_text(folder.file((GOOD, None)).read_text()[:-9])
-    assert folder.kept((GOOD, None), EFFORT.to_dict()) is None
+    assert folder.kept((GOOD, None), EFFORT.to_dict(), checks) is None
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,9 @@ def test_a_folder_without_a_sweep_cannot_go_on(tmp_path: Path) -> None:
         ["fraud-mlp", "--engine", "abacus:fp32"],
         ["--resume", "nosuch"],
         ["fraud-mlp", "--scenario", "nosuch"],
+        ["fraud-mlp", "--seconds", "inf"],
+        ["--resume", "nosuch", "--runs", "3"],
+        ["report", "nosuch.json"],
     ],
 )
 def test_a_wrong_call_exits_2_before_anything_runs(
