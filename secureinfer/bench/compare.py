@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UsageError
@@ -16,6 +16,7 @@ from ..measure.intervals import LEAST_VALUES, Interval, change_interval
 from . import report as r
 from .comparison import Comparison, Row, Verdict
 from .figures import FP32, per_block
+from .places import LOOPBACK
 
 LIKE = ("threads", "torch_compile", "device")
 """Settings that make a case another one for time, memory and energy; how often it runs does not."""
@@ -33,21 +34,29 @@ def compare(before: r.BenchReport, after: r.BenchReport, tolerance: float = 0.05
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise UsageError(f"a tolerance is a part that may be more, such as 0.05, not {tolerance}")
-    keys = (before.environment.keys() | after.environment.keys()) - set(NO_MATTER)
-    differs = {
-        key: (before.environment.get(key), after.environment.get(key))
-        for key in sorted(keys)
-        if before.environment.get(key) != after.environment.get(key)
-    }
+    differs = _differs(before.environment, after.environment)
     rows: list[Row] = []
     old, new = {c.key: c for c in before.cases}, {c.key: c for c in after.cases}
     for key in [*old, *(k for k in new if k not in old)]:
-        rows += _Cases(str(key), old.get(key), new.get(key), tolerance, not differs, after.complete).rows()
+        a, b = old.get(key), new.get(key)
+        same = not _differs(_environment(a, before), _environment(b, after))
+        rows += _Cases(str(key), a, b, tolerance, same, after.complete).rows()
     old_loads = {(load.key, load.scenario): load for load in before.loads}
     new_loads = {(load.key, load.scenario): load for load in after.loads}
     for which in [*old_loads, *(w for w in new_loads if w not in old_loads)]:
         rows += _loads(f"{which[0]} {which[1]}", old_loads.get(which), new_loads.get(which))
     return Comparison(tuple(rows), tolerance, differs)
+
+
+def _environment(case: r.CaseResult | None, report: r.BenchReport) -> dict[str, Any]:
+    return report.environment if case is None or case.environment is None else case.environment
+
+
+def _differs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    keys = (before.keys() | after.keys()) - set(NO_MATTER)
+    return {
+        key: (before.get(key), after.get(key)) for key in sorted(keys) if before.get(key) != after.get(key)
+    }
 
 
 def _about(case: str, verdict: Verdict, note: str) -> Row:
@@ -112,7 +121,18 @@ class _Cases:
                 _about(self.name, "shown", f"only bytes and rounds are judged: {says}"),
                 *self._counted(old, new),
             ]
+        if other := _unlike(old, new):
+            # Bytes, rounds, memory and sizes are those of the loopback run, and no computation.
+            return [
+                _about(self.name, "shown", f"times and energy are not judged: {other}"),
+                *(replace(row, verdict="shown", note=other) for row in self._times(old, new)),
+                *self._counted(old, new),
+                *self._sizes(old, new),
+            ]
         times = self._times(old, new)
+        if old.projected:
+            both = "times are computed from a loopback run in both reports, and compared as such"
+            times.insert(0, _about(self.name, "shown", both))
         noise = max(
             (math.log(t.interval.high / t.ratio) for t in times if t.interval and t.ratio), default=None
         )
@@ -123,6 +143,11 @@ class _Cases:
             *self._sizes(old, new),
             *self._energy(old, new, noise, speed),
         ]
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a network's delay is part of the private latency."""
+        return self.new is not None and self.new.key.network != LOOPBACK
 
     def _row(
         self,
@@ -158,14 +183,20 @@ class _Cases:
         if interval is None:
             change = after / before if before and after else None
             interval = _of_means(change, (a, b, plain_a, plain_b))
-        return Row(self.name, figure, "x", before, after, change, interval, *self._judged(change, interval))
+        verdict = self._judged(change, interval)
+        if verdict[0] in ("worse", "better") and self._waits:
+            # A network's delay is the same on any machine: a quicker one speeds up plaintext alone, and the ratio grows.
+            absolute = self._judged(*_change(a, b))
+            if absolute[0] != verdict[0]:
+                verdict = (
+                    "unclear",
+                    "the latency itself did not change so: a network's delay follows no machine",
+                )
+        return Row(self.name, figure, "x", before, after, change, interval, *verdict)
 
     def _absolute(self, figure: str, a: r.Timed, b: r.Timed, *, judged: bool) -> Row:
         before, after = a.latency_ms, b.latency_ms
-        change, interval = _changed(per_block(a), per_block(b))
-        if interval is None:
-            change = after / before if before and after else None
-            interval = _of_means(change, (a, b))
+        change, interval = _change(a, b)
         verdict: tuple[Verdict, str | None] = self._judged(change, interval)
         if not self.same_environment:
             verdict = "shown", "the environments differ"
@@ -271,6 +302,23 @@ def _common(old: r.CaseResult, new: r.CaseResult) -> tuple[str, r.Timed, r.Timed
         if a.status == "ok" and a.latency is not None and after is not None:
             return a.name, a.latency, after
     return None
+
+
+def _unlike(old: r.CaseResult, new: r.CaseResult) -> str | None:
+    """Why the private times of two cases are not of one kind; a reason for projecting is none."""
+    if (old.projected is None) == (new.projected is None):
+        return None
+    a, b = ("computed" if case.projected is not None else "measured" for case in (old, new))
+    return f"{a} before, {b} now"
+
+
+def _change(before: r.Timed, after: r.Timed) -> tuple[float | None, Interval | None]:
+    """Of latencies themselves."""
+    change, interval = _changed(per_block(before), per_block(after))
+    if interval is None:
+        change = after.latency_ms / before.latency_ms if before.latency_ms and after.latency_ms else None
+        interval = _of_means(change, (before, after))
+    return change, interval
 
 
 def _changed(before: Sequence[float], after: Sequence[float]) -> tuple[float | None, Interval | None]:

@@ -9,7 +9,8 @@ import pytest
 
 from secureinfer.bench.compare import compare
 from secureinfer.bench.comparison import Comparison
-from secureinfer.bench.report import Baseline, BenchReport, CaseKey, ModelFacts
+from secureinfer.bench.figures import timed
+from secureinfer.bench.report import Baseline, BenchReport, CaseKey, CaseResult, ModelFacts
 from secureinfer.errors import UsageError
 
 from .bench_reports import ENVIRONMENT, case, failed, load, merged, report
@@ -268,3 +269,68 @@ def test_a_baseline_without_latency_is_not_paired() -> None:
 
 def test_nothing_beside_nothing_is_said_to_be_nothing() -> None:
     assert "nothing to compare" in str(compare(report(), report()))
+
+
+# Networks: what was computed, and what a delay does to ratios.
+
+WAN = CaseKey(model="mlp", network="wan")
+
+
+def over_wan(found: CaseResult, more_ms: float, **changes: Any) -> CaseResult:
+    """The same case with a network's delay in each private run."""
+    online, offline = (
+        timed([ms + more_ms for ms in part.runs_ms], part.cold_latency_ms)
+        for part in (found.online, found.offline)
+        if part is not None
+    )
+    return found.model_copy(update={"key": WAN, "online": online, "offline": offline, **changes})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_computed_figure_is_never_slower_or_faster_than_a_measured_one(first: bool) -> None:
+    computed = over_wan(case(1), 100.0, projected="no namespaces here")
+    measured = over_wan(case(2), 900.0)
+    pair = (computed, measured) if first else (measured, computed)
+    found = compare(report(pair[0]), report(pair[1]))
+    assert not found.regressed
+    times = [r for r in found.rows if r.unit in ("x", "ms")]
+    assert times and {r.verdict for r in times} == {"shown"}
+    assert not any(r.unit == "J" for r in found.rows)
+    assert "times and energy are not judged" in str(found) and "computed" in str(found)
+
+
+def test_beside_a_measured_one_the_same_difference_is_a_regression() -> None:
+    """The planted fault: without `projected` this is a case that became much slower."""
+    found = compare(report(over_wan(case(1), 100.0)), report(over_wan(case(2), 900.0)))
+    assert "online / torch eager fp32" in worse(found)
+
+
+def test_bytes_and_rounds_of_a_computed_case_are_counted_and_stay_judged() -> None:
+    computed = over_wan(case(1, session={"online": {"rounds": 13}}), 100.0, projected="asked for")
+    assert worse(compare(report(over_wan(case(1), 900.0)), report(computed))) == ["online rounds"]
+
+
+def test_two_computed_cases_are_compared_and_it_is_said_that_they_are() -> None:
+    before, after = (
+        over_wan(case(seed, secure=secure), 100.0, projected="asked for")
+        for seed, secure in ((1, 1.0), (2, 2.0))
+    )
+    found = compare(report(before), report(after))
+    assert "online / torch eager fp32" in worse(found) and "computed from a loopback run in both" in str(
+        found
+    )
+
+
+def test_a_quicker_machine_over_the_same_network_is_no_regression() -> None:
+    """Plaintext takes half of its time and the delay all of it: the ratio alone nearly doubles."""
+    before, after = over_wan(case(1), 5000.0), over_wan(case(2, machine=0.5), 5000.0)
+    found = compare(report(before), report(after))
+    assert not found.regressed
+    row = next(r for r in found.rows if r.figure == "online / torch eager fp32")
+    assert (row.ratio or 0) > 1.5 and row.verdict == "unclear"
+
+
+def test_a_case_is_compared_by_its_own_machine() -> None:
+    """Kept from a run on another one: the report's environment is that of the last run."""
+    other = case(2, machine=2.0, baselines=(), environment=ENVIRONMENT | {"processor": "Another"})
+    assert not compare(report(case(1, baselines=())), report(other)).regressed
