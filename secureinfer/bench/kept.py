@@ -109,5 +109,5 @@ def _package() -> str:
 def _module(key: r.CaseKey) -> torch.nn.Module | None:
     try:
         return subject(key.model).build(key.batch).module
-    except Exception:
+    except (Exception, SystemExit):
         return None  # whatever it is, it is told where the case runs

@@ -198,7 +198,7 @@ def run_case(key: r.CaseKey, bench: Bench, meter: EnergyMeter, effort: Effort, s
     head: dict[str, Any] = {"key": key, "started": started, "settings": effort.to_dict()}
     try:
         found = _measure(key, bench, meter, effort, say)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's forward may call sys.exit
         return r.CaseResult(
             **head, status="failed", fault=fault_of(error), seconds=time.perf_counter() - begin
         )

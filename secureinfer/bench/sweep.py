@@ -19,7 +19,7 @@ from ..plan.program import Program
 from . import report as r
 from .kept import Checks
 from .loadgen_conf import Scenario, scenario_named
-from .loads import LoadPlan, failed, loads_of
+from .loads import LoadPlan, loads_of
 from .machine import machine
 from .markdown import markdown
 from .models import Built, compressed
@@ -154,6 +154,11 @@ class Folder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
+    def ran(self, result: Result) -> bool:
+        """Whether there is a result of the same with figures: what fails today does not take its place on the disk."""
+        found = self._read(unit_of(result))
+        return found is not None and found[0].status == "ok"
+
     def keep(self, result: Result, settings: dict[str, Any], checks: Checks) -> None:
         body = {
             "settings": settings,
@@ -215,7 +220,7 @@ def sweep(
     try:
         for result, kept in _results(plan, done, watcher, meter, checks):
             done[unit_of(result)] = result
-            if folder is not None and not kept:
+            if folder is not None and not kept and not (result.status == "failed" and folder.ran(result)):
                 folder.keep(result, plan.settings, checks)
             watcher.ended(result, kept=kept)
     except KeyboardInterrupt:
@@ -254,7 +259,7 @@ def _results(
         started = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             bench = Bench(model, batch, plan.effort, watcher.say, engines=plan.load is None, meter=meter)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             checks.built(units[0][0], None)
             for key, scenario in units:
                 yield _stamped(_unbuilt(key, scenario, plan, started, error), meter), False
@@ -315,11 +320,15 @@ def _together(units: Sequence[Unit]) -> list[Unit]:
     return [unit for group in groups.values() for unit in group]
 
 
-def _unbuilt(key: r.CaseKey, scenario: Scenario | None, plan: Plan, started: str, error: Exception) -> Result:
-    if scenario is not None:
-        return failed(key, scenario, error, started, 0.0)
-    settings = plan.effort.to_dict()
+def _unbuilt(
+    key: r.CaseKey, scenario: Scenario | None, plan: Plan, started: str, error: BaseException
+) -> Result:
     fault = fault_of(error)
+    if scenario is not None:
+        return r.LoadResult(
+            key=key, scenario=scenario, status="failed", fault=fault, started=started, seconds=0.0
+        )
+    settings = plan.effort.to_dict()
     return r.CaseResult(
         key=key, status="failed", fault=fault, started=started, seconds=0.0, settings=settings
     )

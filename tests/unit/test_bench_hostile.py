@@ -14,11 +14,13 @@ import torch
 from secureinfer import cli
 from secureinfer.bench.models import subject
 from secureinfer.bench.outcome import fault_of, other_inputs
-from secureinfer.bench.report import Baseline, BenchReport, read, write
+from secureinfer.bench.report import Baseline, BenchReport, CaseKey, read, write
 from secureinfer.bench.runner import Effort
 from secureinfer.bench.shown import summary
-from secureinfer.bench.sweep import Folder, Plan
+from secureinfer.bench.sweep import Folder, Plan, Watcher, sweep
 from secureinfer.errors import CompileError, InputError, UsageError
+from secureinfer.measure.counters import Absent
+from secureinfer.measure.energy import EnergyMeter
 
 from .bench_reports import case, load, report
 
@@ -42,6 +44,16 @@ class Keyword(nn.Module):
         self.layer = nn.Linear(3, 2)
     def forward(self, *, features):
         return self.layer(features)
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 2), 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            sys.exit(7)
+        return self.layer(x)
+late = (Late(), x)
 misnamed = (Keyword(), {{"x": x}})
 """
 
@@ -129,6 +141,16 @@ def test_what_an_error_of_ours_quotes_of_anothers_goes_to_the_log_too(
     assert fault.message == "the model cannot be exported: ValueError (its text is on stderr); wrap it"
     assert SECRET in caplog.text
     assert fault_of(UsageError("ours stays whole")).message == "ours stays whole"
+
+
+def test_a_forward_that_ends_the_process_is_a_case_that_failed_and_the_next_one_runs(own: Path) -> None:
+    plan = Plan(
+        tuple(CaseKey(model=f"{own}:{name}") for name in ("late", "raises")), Effort(engines=(), least_runs=2)
+    )
+    with EnergyMeter(sources=[Absent("rapl", "none")]) as meter:
+        found = sweep(plan, None, Watcher(), meter=meter)
+    assert [case.status for case in found.cases] == ["failed", "failed"]
+    assert [case.fault.type for case in found.cases if case.fault] == ["SystemExit", "RuntimeError"]
 
 
 # Files that no benchmark wrote.

@@ -120,6 +120,16 @@ def test_all_kept_cases_have_their_own_machine_and_meter_and_the_report_has_no_e
     assert found.environment == ENVIRONMENT == report.environment
 
 
+def test_what_fails_now_does_not_replace_figures_that_are_there(folder: Path) -> None:
+    """Such as a user's file that is not found from another directory: hours of figures would be lost."""
+    with EnergyMeter(sources=[Absent("rapl", "none")]) as meter:
+        report = sweep(
+            Plan((KEY,), EFFORT), Folder(folder), Watcher(), meter=meter, checks=checks(weights=None)
+        )
+    assert [found.status for found in report.cases] == ["failed"], "there is no model of this name"
+    assert kept(folder) == (True, [])
+
+
 def test_structure_counts_as_weights_do() -> None:
     a, b = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.GELU())
     b.load_state_dict(a.state_dict())
