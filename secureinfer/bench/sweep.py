@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -167,6 +170,22 @@ class Folder:
         }
         r.write(self.file(unit_of(result)), json.dumps(body, indent=1, allow_nan=False) + "\n")
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raises UsageError where another sweep runs in this folder: each would replace the other's files."""
+        held = os.open(self.path, os.O_RDONLY)  # the kernel lets go of it, however this process ends
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise UsageError(
+                f"another sweep runs in {self.path}; wait for it, or give another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(held)
+
     def begin(self, plan: Plan) -> None:
         r.write(self.path / SWEEP, plan.to_json())
 
@@ -208,8 +227,19 @@ def sweep(
     What is kept says itself on what it ran. checks: what it is held to, for tests.
     KeyboardInterrupt ends it with a report of what there is (`complete` is false).
     """
+    with contextlib.nullcontext() if folder is None else folder.alone():
+        return _sweep(plan, folder, watcher, meter, retry_failed, checks or Checks())
+
+
+def _sweep(
+    plan: Plan,
+    folder: Folder | None,
+    watcher: Watcher,
+    meter: EnergyMeter,
+    retry_failed: bool,
+    checks: Checks,
+) -> r.BenchReport:
     done: dict[Unit, Result] = {}
-    checks = checks or Checks()
     if folder is not None:
         folder.begin(plan)
         for unit in plan.units:

@@ -130,6 +130,14 @@ def test_what_fails_now_does_not_replace_figures_that_are_there(folder: Path) ->
     assert kept(folder) == (True, [])
 
 
+def test_two_sweeps_do_not_run_in_one_folder(folder: Path) -> None:
+    with EnergyMeter(sources=[Absent("rapl", "none")]) as meter:
+        with Folder(folder).alone(), pytest.raises(UsageError, match="another sweep runs in"):
+            sweep(Plan((KEY,), EFFORT), Folder(folder), Watcher(), meter=meter, checks=checks())
+        after = sweep(Plan((KEY,), EFFORT), Folder(folder), Watcher(), meter=meter, checks=checks())
+    assert after.complete and len(after.cases) == 1
+
+
 def test_structure_counts_as_weights_do() -> None:
     a, b = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.GELU())
     b.load_state_dict(a.state_dict())
