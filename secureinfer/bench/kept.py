@@ -34,6 +34,8 @@ class Checks:
         code: Callable[[str], str] | None = None,
         weights: Callable[[r.CaseKey], torch.nn.Module | None] | None = None,
     ) -> None:
+        if code is None:
+            _package()  # as it is now, and not as somebody edits it while the sweep runs
         self._environment, self._code, self._module = environment, code or code_of, weights or _module
         self._modules: dict[tuple[str, int], torch.nn.Module | None] = {}
 
@@ -57,7 +59,7 @@ class Checks:
             if environment.get(name) != now.get(name):
                 return f"{name} was {environment.get(name)}, and is {now.get(name)}"
         if stamp["code"] != self._code(key.model):
-            return "the code is another"
+            return "the code of this package, or of the model's own file, is another"
         if stamp["weights"] != self._weights(key, str(stamp["salt"])):
             return "the model's weights are others"
         return None

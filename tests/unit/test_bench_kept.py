@@ -70,7 +70,7 @@ def test_what_is_the_same_is_kept_however_loaded_the_machine_is_now(folder: Path
         ({"environment": {"gpus": ["one"]}}, "gpus was None"),
         ({"weights": 1.0001}, "the model's weights are others"),
         ({"weights": None}, "the model's weights are others"),
-        ({"code": "edited"}, "the code is another"),
+        ({"code": "edited"}, "the model's own file, is another"),
     ],
 )
 def test_another_machine_version_weight_or_code_is_run_again_and_it_says_which(
