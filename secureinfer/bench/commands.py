@@ -221,6 +221,8 @@ def run(
     ):
         if number is not None and not math.isfinite(number):
             raise UsageError(f"{name} takes a number, not {number}")
+    if target_p99_ms == 0:
+        raise UsageError("--target-p99-ms takes more than 0; no query takes no time")
     if quick and study:
         raise UsageError("--quick and --study are two sweeps; give one of them")
     if scenario is None and (

@@ -48,6 +48,7 @@ BLOCK_MS, MOST_IN_BLOCK = 50.0, 10
 @dataclass(frozen=True)
 class Effort:
     """How much is run. least_runs, most_runs: warm private inferences of a case; between them, until `seconds` have passed.
+    There is a second of them in any case, which a quick model may need more than most_runs for.
 
     block_seconds: the least time of one plaintext engine in each block. engines: (engine, dtype), None for all there are.
     threads: of each party, None for half of the cores.
@@ -316,8 +317,8 @@ def in_groups(times_ms: list[float], count: int) -> list[float]:
 
 
 def _enough(turns: Turns, effort: Effort, seconds: float) -> bool:
+    """A quick model takes more runs than most_runs until there is a second of them: with less it could not be quoted."""
     warm = len(turns.online_ms)
-    if warm >= effort.most_runs:
-        return True
-    least = max(effort.least_runs, LEAST_WARM_RUNS)
-    return warm >= least and sum(turns.online_ms) >= 1.1 * LEAST_WARM_MS and seconds >= effort.seconds
+    if warm < max(effort.least_runs, LEAST_WARM_RUNS) or sum(turns.online_ms) < 1.1 * LEAST_WARM_MS:
+        return False
+    return seconds >= effort.seconds or warm >= effort.most_runs

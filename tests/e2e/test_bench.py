@@ -206,6 +206,7 @@ def test_a_folder_without_a_sweep_cannot_go_on(tmp_path: Path) -> None:
         ["--resume", "nosuch"],
         ["fraud-mlp", "--scenario", "nosuch"],
         ["fraud-mlp", "--seconds", "inf"],
+        ["fraud-mlp", "--scenario", "server", "--target-p99-ms", "0"],
         ["--resume", "nosuch", "--runs", "3"],
         ["report", "nosuch.json"],
     ],

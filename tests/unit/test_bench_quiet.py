@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from secureinfer.bench.quiet import CHOICE, PLAINTEXT, SECURE, Mark, Quiet
+from secureinfer.bench.runner import Effort, Turns, _enough
 from secureinfer.measure.energy import EnergyMeter, Reading
 
 
@@ -86,3 +87,24 @@ def test_where_the_system_does_not_tell_nothing_is_said(end: Any) -> None:
     found, quiet = machine()
     quiet.add(SECURE, quiet.mark(), end)
     assert quiet.faults() == []
+
+
+# How long is enough.
+
+
+@pytest.mark.parametrize(
+    ("count", "ms", "seconds", "enough"),
+    [
+        (400, 2.5, 99.0, False),  # the planted fault: as many as most_runs, and too short to be quoted
+        (450, 2.5, 99.0, True),
+        (450, 2.5, 0.0, True),  # more than most_runs, and a second of them
+        (100, 20.0, 1.0, False),  # until `seconds` have passed
+        (100, 20.0, 9.0, True),
+        (1, 5000.0, 99.0, False),
+    ],
+)
+def test_a_quick_model_runs_until_it_can_be_quoted(
+    count: int, ms: float, seconds: float, enough: bool
+) -> None:
+    effort = Effort(least_runs=2, most_runs=400, seconds=5.0)
+    assert _enough(Turns(online_ms=[ms] * count), effort, seconds) is enough
