@@ -62,7 +62,9 @@ def _head(report: r.BenchReport) -> str:
     processor, cores, ours, torch = (
         flat(report.environment.get(key) or UNKNOWN) for key in ("processor", "cores", "secureinfer", "torch")
     )
-    lines = [f"Made {report.created} on {processor}, {cores} core(s), secureinfer {ours}, torch {torch}."]
+    lines = [
+        f"Made {flat(report.created)} on {processor}, {cores} core(s), secureinfer {ours}, torch {torch}."
+    ]
     if report.command:
         lines.append(f"To make it again: {code(report.command)}")
     if not report.complete:
@@ -146,7 +148,7 @@ def _loads(loads: Sequence[r.LoadResult]) -> Iterator[str]:
         if load.pool is not None:
             lines.append(f"- {_pool(load.pool)}")
         if lines or load.summary:
-            yield f"### {flat(load.key)}, {load.scenario}"
+            yield f"### {flat(load.key)}, {flat(load.scenario)}"
             yield f"LoadGen {flat(load.loadgen or UNKNOWN)}, with {code(settings(load.settings))}"
             yield "\n".join(lines)
             yield fenced(load.summary) if load.summary else ""

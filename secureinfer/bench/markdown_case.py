@@ -57,7 +57,7 @@ def _about(case: r.CaseResult) -> str:
     if (m := case.model) is not None:
         tokens = "" if m.tokens is None else f", {number(m.tokens)} tokens"
         lines.append(
-            f"{flat(m.title)}: {number(m.parameters)} parameters, {flat(m.weights)} weights; {flat(m.input)}, "
+            f"{flat(f'{m.title}:')} {number(m.parameters)} parameters, {flat(m.weights)} weights; {flat(m.input)}, "
             f"{number(m.samples)} sample(s){tokens} an inference."
         )
         lines.append(
@@ -86,7 +86,9 @@ def _about(case: r.CaseResult) -> str:
         for phase, against in RATIOS
         if (o := case.overhead(phase, against)) is not None
     ]
-    lines.append(f"Took {case.seconds:.0f} s, started {case.started}, with {code(settings(case.settings))}.")
+    lines.append(
+        f"Took {case.seconds:.0f} s, started {flat(case.started)}, with {code(settings(case.settings))}."
+    )
     return "\n".join(f"- {line}" for line in lines)
 
 

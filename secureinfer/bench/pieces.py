@@ -58,13 +58,18 @@ def table(
     return "\n".join(f"| {line} |" for line in lines)
 
 
+_LINK = re.compile(r"!(?=\[)|\](?=[\[(:])")
+"""What makes an image, which a reader's program would load at once, a link or the definition of one."""
+
+
 def _cell(text: str) -> str:
     return flat(text).replace("|", "\\|")
 
 
 def flat(value: Any) -> str:
     """One line of text that Markdown takes as text, but for the emphasis of this module."""
-    return " ".join(str(value).split()).replace("<", "&lt;")
+    line = " ".join(str(value).split()).replace("\\", "\\\\").replace("<", "&lt;")
+    return _LINK.sub(r"\\\g<0>", line)
 
 
 def code(text: str) -> str:
@@ -83,7 +88,7 @@ def _longest_run(text: str) -> int:
 
 
 def facts(found: dict[str, Any]) -> str:
-    return "\n".join(f"- {flat(key)}: {_value(value)}" for key, value in found.items()) or UNKNOWN
+    return "\n".join(f"- {flat(f'{key}:')} {_value(value)}" for key, value in found.items()) or UNKNOWN
 
 
 def _value(value: Any) -> str:

@@ -151,6 +151,37 @@ def test_no_text_of_a_report_breaks_a_table_a_fence_or_becomes_markup() -> None:
     assert "`````text\nE: a ``` fence\n````\n# no heading\n`````" in text
 
 
+@pytest.mark.parametrize(
+    "nasty",
+    [
+        "![x](http://example.org/x.png)",
+        "\\![x](http://example.org/x.png)",
+        "!\\[x](http://example.org/x.png)",
+        "[x](http://example.org)",
+        "[x]: http://example.org",
+        "![x][x]",
+        "a\\|b",
+    ],
+)
+def test_no_text_of_a_report_becomes_an_image_or_a_link(nasty: str) -> None:
+    """A reader's program would load an image at once."""
+    facts = case(1).model
+    assert facts is not None
+    found = case(
+        1,
+        key=CaseKey(model=nasty),
+        valid=False,
+        invalid_reason=nasty,
+        started=nasty,
+        model=facts.model_copy(update={"title": nasty}),
+    )
+    made = report(found, environment=ENVIRONMENT | {"processor": nasty, nasty: nasty}, created=nasty)
+    left = re.sub(r"\\.", "-", markdown(made))  # without what is escaped
+    assert not re.search(r"!\[|\][\[(:]", left)
+    head, first = rows(markdown(made), "## Secure beside plaintext")
+    assert len(head) == len(first)
+
+
 def test_compression_is_one_line_a_transform_and_what_it_left_alone() -> None:
     facts = case(1).model
     assert facts is not None

@@ -22,6 +22,7 @@ from secureinfer.bench.page.time import layers_of
 from secureinfer.bench.report import BenchReport, CaseKey, Energy, Meter
 
 from .bench_example import HOSTILE, case, cases, example, failed, hostile
+from .bench_reports import load, report
 
 
 class Elements(HTMLParser):
@@ -181,6 +182,13 @@ def test_the_load_that_holds_is_said_in_words() -> None:
     assert "holds 54.5 queries a second with 99 % of answers within 50.0 ms" in told
     assert "the pool held 12 at the end, and 64 at the start" in told
     assert "64 → 0 → 12 of 64" in told and "310 waited" in told
+
+
+def test_where_no_rate_held_the_page_says_so_and_why() -> None:
+    none = load(qps=0.0, valid=False, invalid_reasons=("the least latency alone is 70 ms",))
+    told = Elements(section(page(report(loads=(none,))), "loads")).text
+    assert "no rate held the bound" in told and "the least latency alone is 70 ms" in told
+    assert "holds" not in told
 
 
 @pytest.mark.parametrize(

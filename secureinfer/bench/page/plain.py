@@ -147,8 +147,8 @@ def _pool(load: LoadResult) -> Part:
 
 
 def _held(load: LoadResult) -> Markup:
-    if load.qps is None or load.target_latency_ms is None:
-        return tag("p", f"{load.key}: no rate held the bound.")
+    if not load.qps or load.target_latency_ms is None:
+        return tag("p", f"{load.key}: no rate held the bound. ", "; ".join(load.invalid_reasons))
     percentile = load.target_percentile or 99.0
     held = f"{w.rate(load.qps)} queries a second"
     told = f" with {percentile:g} % of answers within {w.ms(load.target_latency_ms)}, arrivals at random (Poisson)."
