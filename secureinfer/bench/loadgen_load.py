@@ -146,10 +146,12 @@ class Load:
 
     def attempt(self, overrides: Mapping[str, Any], pool: DealtPool | None) -> Attempt:
         """One run of LoadGen, from a full pool."""
-        dealing = None
+        dealing, filled = None, 0
         if pool is not None:
             self.say(f"dealing for {pool.capacity} inferences")
+            before = pool.dealt_before
             _, dealing = self._metered(pool.fill)
+            filled = pool.dealt_before - before
             pool.begin()
 
         def run() -> Any:
@@ -165,10 +167,12 @@ class Load:
         ran, spent = self._metered(run)
         if pool is None:
             return Attempt(ran, spent)
-        used = None
-        if dealing is not None and not pool.refill:
-            used = part_of(dealing, min(1.0, ran.inferences / pool.capacity))
-        return Attempt(ran, spent, pool.figures(), pool.fault(), used)
+        taken = max(0, pool.at_start - pool.at_end)
+        if not taken or dealing is None:
+            return Attempt(ran, spent, pool.figures(), pool.fault())
+        if not filled:  # it was dealt beside an earlier run, and what that took is not known
+            return Attempt(ran, None, pool.figures(), pool.fault())
+        return Attempt(ran, spent, pool.figures(), pool.fault(), part_of(dealing, taken / filled))
 
     def _metered(self, work: Callable[[], Any]) -> tuple[Any, Spent | None]:
         if self.meter is None:

@@ -11,11 +11,11 @@ from ..errors import SessionError
 
 _LATENCY = re.compile(r"^(Mean|[\d.]+ percentile) latency \(ns\) *: *(\d+)$", re.MULTILINE)
 _RATES = (
-    re.compile(r"^QPS w/ loadgen overhead *: *([\d.e+]+)$", re.MULTILINE),
-    re.compile(r"^Completed samples per second *: *([\d.e+]+)$", re.MULTILINE),
-    re.compile(r"^Samples per second: *([\d.e+]+)$", re.MULTILINE),
+    re.compile(r"^QPS w/ loadgen overhead *: *([\d.e+-]+)$", re.MULTILINE),
+    re.compile(r"^Completed samples per second *: *([\d.e+-]+)$", re.MULTILINE),
+    re.compile(r"^Samples per second: *([\d.e+-]+)$", re.MULTILINE),
 )
-_SCHEDULED = re.compile(r"^Scheduled samples per second *: *([\d.e+]+)$", re.MULTILINE)
+_SCHEDULED = re.compile(r"^Scheduled samples per second *: *([\d.e+-]+)$", re.MULTILINE)
 _UNMET = re.compile(r"^ +(.+ satisfied) *: *NO$", re.MULTILINE)
 _EARLY = "Early stopping satisfied"
 _BOUND = "Performance constraints satisfied"

@@ -2,7 +2,8 @@
 
 LoadGen is C++ with state of its own: it writes to standard output and into the working folder, reads `audit.config`
 there, loads its defaults with the first settings file alone, and a run that began cannot be ended. In a process of
-its own none of that reaches the caller, who ends a run by ending the process.
+its own none of that reaches the caller, who ends a run by ending the process. When the caller is
+gone, this removes the folder of the run too.
 
 Frames to the caller: a kind (one byte), the length (u32), the payload: settings, queries (id and index, u64 each), the
 end, or a fault. From the caller: frames with JSON until the run begins, then ids (u64) of samples that are done.
@@ -14,6 +15,7 @@ import contextlib
 import importlib
 import json
 import os
+import shutil
 import socket
 import struct
 import sys
@@ -94,14 +96,15 @@ def _read_json(sock: socket.socket) -> dict[str, Any]:
     return found
 
 
-def _answer(sock: socket.socket, loadgen: Any) -> None:
+def _answer(sock: socket.socket, loadgen: Any, folder: str) -> None:
     """Tell LoadGen what is done, as the caller says it; the end of this process when the caller is gone."""
     try:
         while True:
             (sample,) = _ID.unpack(_exact(sock, _ID.size))
             loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample, 0, 0)])
     except (EOFError, OSError):
-        # StartTest would wait for answers that nobody gives any more.
+        # StartTest would wait for answers that nobody gives any more. A caller that was killed removes nothing itself.
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
 
@@ -119,12 +122,18 @@ def _settings(loadgen: Any, start: dict[str, Any]) -> Any:
 
 
 def _run(sock: socket.socket) -> None:
-    loadgen = importlib.import_module("mlperf_loadgen")
+    # Before anything that takes time: a caller that goes meanwhile leaves the folder to this process.
     start = _read_json(sock)
+    loadgen = importlib.import_module("mlperf_loadgen")
     os.chdir(start["folder"])
     settings = _settings(loadgen, start)
-    send(sock, JSON, json.dumps({name: getattr(settings, name) for name in SETTINGS}).encode())
-    for name, value in _read_json(sock).items():
+    try:
+        send(sock, JSON, json.dumps({name: getattr(settings, name) for name in SETTINGS}).encode())
+        changes = _read_json(sock)
+    except (EOFError, OSError):
+        shutil.rmtree(start["folder"], ignore_errors=True)
+        raise
+    for name, value in changes.items():
         setattr(settings, name, value)
     send(sock, JSON, json.dumps({name: getattr(settings, name) for name in SETTINGS}).encode())
 
@@ -132,7 +141,9 @@ def _run(sock: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the thread that reads ends this process
             send(sock, QUERIES, b"".join(_PAIR.pack(s.id, s.index) for s in samples))
 
-    threading.Thread(target=_answer, args=(sock, loadgen), name="answers", daemon=True).start()
+    threading.Thread(
+        target=_answer, args=(sock, loadgen, start["folder"]), name="answers", daemon=True
+    ).start()
     output = loadgen.LogOutputSettings()
     output.outdir = start["folder"]
     output.prefix = "mlperf_log_"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +20,11 @@ from secureinfer.bench.loadgen import recorded, run_load
 from secureinfer.bench.loadgen_conf import BUILT_IN, SCENARIOS, read_conf, scenario_named
 from secureinfer.bench.loadgen_fields import Request
 from secureinfer.bench.loadgen_log import parse
+from secureinfer.bench.loadgen_process import LoadGen
 from secureinfer.bench.report import CaseKey, LoadResult
 from secureinfer.errors import PeerError, UsageError
+from secureinfer.measure.counters import Absent
+from secureinfer.measure.energy import EnergyMeter
 
 pytestmark = pytest.mark.needs("bench")
 
@@ -213,6 +218,92 @@ def _spawned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return started
 
 
+@pytest.mark.parametrize("where", ["in a run", "before it"])
+def test_a_caller_that_is_ended_by_a_signal_leaves_neither_logs_nor_process(
+    tmp_path: Path, where: str
+) -> None:
+    script = (
+        "import time\n"
+        "from secureinfer.bench.loadgen_conf import read_conf\n"
+        "from secureinfer.bench.loadgen_process import LoadGen\n"
+        "with LoadGen(read_conf('quick', 'm', 'SingleStream'), 'm', 'SingleStream', inputs=4) as loadgen:\n"
+        "    def infer(_):\n"
+        "        print(loadgen._process.pid, flush=True)\n"
+        "        time.sleep(60)\n"
+        f"    {'loadgen.run({}, infer)' if where == 'in a run' else 'infer(0)'}\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    ) as caller:
+        assert caller.stdout is not None
+        process = int(caller.stdout.readline())
+        assert [p.name.startswith("secureinfer-loadgen-") for p in tmp_path.iterdir()] == [True]
+        caller.terminate()
+    stop = time.monotonic() + 30
+    while (list(tmp_path.iterdir()) or _runs(process)) and time.monotonic() < stop:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir()) and not _runs(process)
+
+
+def _runs(process: int) -> bool:
+    """One that ended may stand in the table until somebody waits for it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Dealt(Sleeper):
+    """What is dealt takes 3 J an inference, and the inference 1. deals_on: in the background too."""
+
+    room = 100
+
+    def __init__(self, deals_on: bool) -> None:
+        super().__init__()
+        self.deals_on, self.level, self.joules = deals_on, 0, 0.0
+
+    def prepare(self, n: int = 1, wait: bool = True) -> None:
+        if wait or self.deals_on:
+            self.level += n
+            self.joules += 3.0 * n
+
+    def prepared(self, *, refresh: bool = True) -> int:
+        return self.level
+
+    def infer(self, *inputs: Any) -> None:
+        super().infer(*inputs)
+        self.level -= 1
+        self.joules += 1.0
+
+
+class Joules:
+    """The counter of such a session."""
+
+    name, lost, poll_seconds = "rapl", None, None
+
+    def __init__(self, session: Dealt) -> None:
+        self._session = session
+
+    def joules(self) -> float:
+        return self._session.joules
+
+
+@pytest.mark.parametrize("deals_on", [True, False])
+@pytest.mark.parametrize("pool", [30, None])
+def test_the_energy_of_a_load_holds_the_dealing_of_all_that_it_used(
+    half: Path, deals_on: bool, pool: int | None
+) -> None:
+    session = Dealt(deals_on)
+    request = Request(KEY, "SingleStream", read_conf(half, KEY.model, "SingleStream"), pool=pool)
+    with EnergyMeter(sources=(Joules(session),), cpu_time=Absent("estimated", "not here")) as meter:
+        result = recorded(request, lambda: contextlib.nullcontext(session), [(1,)], dealt=True, meter=meter)
+    assert result.status == "ok" and result.pool is not None, result.fault
+    assert result.pool.used == 20 and not result.pool.empty
+    assert result.pool.at_end == (30 if deals_on and pool else result.pool.at_start - 20)
+    assert result.energy.joules == pytest.approx(4.0) and result.energy.source == "rapl"
+
+
 def test_nothing_is_printed_and_no_file_is_left_or_read_in_the_working_folder(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +331,37 @@ def test_settings_in_a_file_are_read_alike_by_the_first_run_and_later_ones(half:
         k: v for k, v in second.settings.items() if k != drop
     }
     assert first.settings["min_duration_ms"] == 0 and first.queries == second.queries == 20
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_official_settings_are_mlperfs_and_none_is_below_loadgens_own(tmp_path: Path, scenario: Any) -> None:
+    """LoadGen's own stand in it: a file that says nothing leaves them."""
+    silent = tmp_path / "silent.conf"
+    silent.write_text("# nothing\n")
+    found = []
+    for file in ("official", silent):
+        with LoadGen(read_conf(file, "m", scenario), "m", scenario, inputs=4) as loadgen:
+            found.append(loadgen.settings)
+    ours, theirs = found
+    assert ours["min_duration_ms"] == theirs["min_duration_ms"] == 600_000
+    assert ours["min_query_count"] >= theirs["min_query_count"] >= 100
+    assert ours["max_query_count"] == ours["max_duration_ms"] == 0
+    others = {
+        name
+        for name in theirs
+        if name not in ("min_query_count", "server_target_latency_ns") and ours[name] != theirs[name]
+    }
+    assert not others
+    # The rules ask 24576 samples of a model without a number of its own.
+    assert scenario != "Offline" or ours["min_query_count"] == 24_576
+
+
+@pytest.mark.parametrize("scenario", ["single-stream", "multi-stream", "offline"])
+def test_official_settings_run_whole_with_their_duration_cut(scenario: str) -> None:
+    result = load(Sleeper(), scenario, "official", min_duration_s=0.0)
+    assert result.status == "ok" and result.valid, result.fault or result.invalid_reasons
+    assert result.settings["file"] == "official" and result.settings["min_duration_ms"] == 0
+    assert (result.queries, result.samples_per_query) in ((100, 1), (662, 8), (1, 24_576))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -288,6 +410,14 @@ def test_without_loadgen_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loadgen_process.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'secureinfer\[bench\]'"):
         loadgen_process.loadgen_version()
+
+
+def test_a_rate_that_loadgen_writes_with_a_negative_exponent_is_read() -> None:
+    summary = (
+        "Result is : VALID\nScheduled samples per second : 5e-05\nCompleted samples per second    : 4.9e-05\n"
+    )
+    found = parse(summary, "")
+    assert (found.rate, found.scheduled_rate) == (4.9e-5, 5e-5)
 
 
 def test_a_summary_is_read_word_for_word() -> None:
