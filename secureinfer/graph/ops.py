@@ -186,6 +186,15 @@ def _masked_softmax(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.where(keep, kept, torch.zeros((), dtype=kept.dtype, device=kept.device))
 
 
+@op("attention")
+def _attention(a: Attrs, x: Sequence[torch.Tensor]) -> torch.Tensor:
+    """softmax(x0 @ x1) @ x2 over the places that x3, if it is there, keeps. scores: a bound of |x0 @ x1|."""
+    scores = x[0] @ x[1]
+    if len(x) > 3:
+        return _masked_softmax({"dim": -1}, [scores, x[3].expand(scores.shape)]) @ x[2]
+    return torch.softmax(scores, -1) @ x[2]
+
+
 def _weights(name: str, a: Attrs, x: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The weight, dequantised if it is int8, and the bias of operands [x, weight, bias?] or [x, int8, bias?, scales]."""
     if not a.get("quantized", False):

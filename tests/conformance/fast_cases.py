@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secureinfer.backends.mpc import windows
 
-from .cases import Case, Draw, broadcast_pair, case, shapes, values
+from .cases import Case, Draw, bits, broadcast_pair, case, shapes, values
 from .harness import Operand, exact_grid
 
 
@@ -186,3 +186,51 @@ def _embedding(draw: Draw, kernel: str) -> Case:
     table = Operand(values(draw, (11, 3), -4, 4), "weight", 4.0)
     ring = draw(st.sampled_from([windows.width_of(4.0, 16), 64]))
     return Case("embedding", [Operand(ids, "data", 11.0), table], {}, "float32", 4.0, 16, ring)
+
+
+@case("gelu.window", "silu.window", "tanh.window", "sigmoid.window", "erf.window")
+def _curve(draw: Draw, kernel: str) -> Case:
+    size = draw(st.sampled_from([16.0, 64.0, 2.0**10]))
+    scale = draw(st.sampled_from([16, 20, 32]))
+    x = raw(draw, shapes(draw), size, scale)
+    if draw(st.booleans()):  # around the zone, not at the ends of the range
+        x.value = exact_grid(x.value * (16.0 / size), scale)
+    attrs = {"approximate": draw(st.sampled_from(["none", "tanh"]))} if kernel.startswith("gelu") else {}
+    return Case(kernel.split(".")[0], [x], attrs)
+
+
+@case("layer_norm.window")
+def _layer_norm(draw: Draw, kernel: str) -> Case:
+    width = draw(st.sampled_from([4, 33, 48, 256]))
+    rows = draw(st.integers(0, 3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    spread, size = draw(st.sampled_from([(0.02, 16.0), (1.0, 16.0), (30.0, 256.0)]))
+    scale = draw(st.sampled_from([16, 24, 32])) if width != 33 else 16
+    x = torch.randn((rows, width), generator=generator, dtype=torch.float64) * spread + 1
+    operands = [Operand(exact_grid(x.clamp(-size, size), scale), bound=size, scale=scale)]
+    has_weight, has_bias = draw(st.booleans()), draw(st.booleans())
+    if has_weight:
+        kind = draw(st.sampled_from(["weight", "public"]))
+        operands.append(Operand(values(draw, (width,), -2, 2), kind, 2.0))
+    if has_bias:
+        operands.append(Operand(values(draw, (width,), -2, 2), "weight"))
+    eps = draw(st.sampled_from([1e-5, 1e-12]))
+    attrs = {"normalized_shape": [width], "eps": eps, "has_weight": has_weight, "has_bias": has_bias}
+    return Case("layer_norm", operands, attrs, output_bound=64.0)
+
+
+@case("attention.window")
+def _attention(draw: Draw, kernel: str) -> Case:
+    heads, rows, width, inner = (draw(st.integers(1, 3)) for _ in range(4))
+    width = draw(st.sampled_from([width, 17]))
+    size = draw(st.sampled_from([1.0, 3.0, 10.0]))
+    q = raw(draw, (heads, rows, inner), size, draw(st.sampled_from([16, 32])))
+    k = raw(draw, (heads, inner, width), size, draw(st.sampled_from([16, 36])))
+    q.ring_bits = k.ring_bits = 64
+    v = Operand(values(draw, (heads, width, draw(st.integers(1, 3))), -4, 4), bound=4.0)
+    operands = [q, k, v]
+    if draw(st.booleans()):
+        kind = draw(st.sampled_from(["public", "data", "shared"]))
+        operands.append(Operand(bits(draw, (1, 1, width)), kind))
+    scores = float((q.value @ k.value).abs().max()) if q.value.numel() else 1.0
+    return Case("attention", operands, {"scores": max(16.0, 16 * scores)}, output_bound=4.0)

@@ -118,10 +118,10 @@ def replace_nodes(program: Program, op: str, change: Callable[[Any], Any]) -> Pr
 
 
 def mask_ignored(program: Program) -> Program:
-    def plain_softmax(node: Any) -> Any:
-        return dataclasses.replace(node, op="softmax", inputs=node.inputs[:1])
+    def unmasked(node: Any) -> Any:
+        return dataclasses.replace(node, inputs=node.inputs[:3])
 
-    return replace_nodes(program, "masked_softmax", plain_softmax)
+    return replace_nodes(program, "attention", unmasked)
 
 
 def gelu_to_relu(program: Program) -> Program:

@@ -11,6 +11,8 @@ from secureinfer.backends.mpc import costs, series
 FUNCTIONS = {
     "GELU_EVEN": lambda x: torch.nn.functional.gelu(x) - x / 2,
     "GELU_TANH_EVEN": lambda x: torch.nn.functional.gelu(x, approximate="tanh") - x / 2,
+    "GELU_NARROW": lambda x: torch.nn.functional.gelu(x) - x / 2,
+    "GELU_TANH_NARROW": lambda x: torch.nn.functional.gelu(x, approximate="tanh") - x / 2,
     "EXP": torch.exp,
     "TANH": torch.tanh,
     "ERF": torch.erf,

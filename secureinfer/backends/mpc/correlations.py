@@ -135,7 +135,7 @@ class Product(Correlation):
         self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
         a, b = combine(free["a"], False), combine(free["b"], False)
-        return {"c": ring.apply(self.op, a, b, dict(self.options))}
+        return {"c": ring.apply(self.op, a, b, dict(self.options), self.bits)}
 
 
 @dataclass(frozen=True)

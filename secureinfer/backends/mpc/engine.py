@@ -18,7 +18,7 @@ from ..base import Engine
 from . import generic, runtime
 from .correlations import FixedProduct, MaskedWeight, SessionWeight
 from .dealer import Dealer, draw, mask_of_weight
-from .fast import choices, matrices
+from .fast import attention, choices, curves, matrices, norms
 from .kernels import StepCall, encode_weight, factored_weight, lookup
 from .packing import pack, packed_bytes, unpack
 from .party import Opening, Parts, Party, Request
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DealerEngine", "MpcEngine", "make_engine", "trace"]
 
-_ = generic, choices, matrices  # importing them binds the kernels to their rows
+_ = generic, attention, choices, curves, matrices, norms  # importing them binds the kernels to their rows
 
 
 def make_engine(

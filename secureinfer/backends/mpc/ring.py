@@ -80,8 +80,12 @@ def decode(x: torch.Tensor, scale: int) -> torch.Tensor:
     return x.double() / float(1 << scale)
 
 
-def apply(op: str, a: torch.Tensor, b: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+def apply(
+    op: str, a: torch.Tensor, b: torch.Tensor, options: Mapping[str, Any], ring_bits: int = RING_BITS
+) -> torch.Tensor:
     """op(a, b) in the ring. op: mul, matmul, conv1d, conv2d, conv_transpose1d, conv_transpose2d or linear (a @ b.T).
+
+    ring_bits: a product of matrices is right modulo 2**ring_bits at least.
 
     On meta tensors torch itself gives the shape, and refuses with RuntimeError what cannot be.
     """
@@ -90,7 +94,7 @@ def apply(op: str, a: torch.Tensor, b: torch.Tensor, options: Mapping[str, Any])
     if op == "linear":
         op, b = "matmul", b.t()
     if op == "matmul":
-        return torch.matmul(a, b) if a.is_meta or b.dim() < 2 else products.matmul(a, b)
+        return torch.matmul(a, b) if a.is_meta or b.dim() < 2 else products.matmul(a, b, ring_bits)
     if a.is_meta:
         shaped: torch.Tensor = getattr(torch, op)(a.float(), b.float(), **options).long()
         return shaped

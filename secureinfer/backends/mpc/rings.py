@@ -12,9 +12,9 @@ from typing import Any
 
 from ...graph.ir import Edge, Graph, Node, Visibility
 from ...plan.spec import Step
-from . import windows
+from . import curves, windows
 from .fast.indices import argmax_bits, index_bits
-from .fast.lowering import CUTS, PASSES_ON, PRODUCTS, exposed, product_scale
+from .fast.lowering import CURVES, CUTS, PASSES_ON, PRODUCTS, WHOLE, exposed, product_scale, refusal
 
 LEAST_PRECISION, MOST_PRECISION = 8, 20
 """Fraction bits. A product of two numbers carries twice as many: at 32, 3 · 4 = 12 · 2**64 is 0 in the 64-bit ring, and
@@ -63,8 +63,9 @@ class _Check:
             if narrow:
                 return f"{narrow[0]} is known in a smaller ring than {out.name}"
             return self._make_raw(out, max(e.scale for e in operands))
-        if raw and (reason := self._takes_raw(node, kernel, raw[0])):
-            return reason
+        for operand in raw:
+            if reason := self._takes_raw(node, kernel, operand):
+                return reason
         if node.op == "rescale" and not isinstance(node.attrs.get("exact"), bool):
             return "a cut that is neither exact nor not"
         if out.name in self._exposed and raw and not (node.op == "rescale" and node.attrs["exact"]):
@@ -76,6 +77,13 @@ class _Check:
         """Whether the kernel may take an operand that was not cut."""
         if kernel == f"{node.op}.window" and node.op in ("rescale", *CUTS):
             return None
+        if kernel == f"{node.op}.window" and node.op in CURVES:
+            return curves.refusal(node, operand, self._precision)
+        if kernel == f"{node.op}.window" and node.op in WHOLE:
+            inside = operand.name in node.inputs[: WHOLE[node.op]]
+            edges = [self._graph.edge(e) for e in node.inputs]
+            output = self._graph.edge(node.outputs[0])
+            return refusal(node, edges, output) if inside else f"{operand.name} was not cut"
         if kernel == "argmax.window" and not index_bits(operand, node.attrs["dim"]):
             enough = operand.ring_bits >= argmax_bits(operand, node.attrs["dim"])
             return None if enough else "its operand's ring is too small to compare in"

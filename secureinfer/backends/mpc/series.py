@@ -185,6 +185,26 @@ GELU_TANH_EVEN = Series(
     sines=(0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     error=2e-06,
 )
+GELU_NARROW = Series(
+    name="GELU(x) - x/2, erf form, for factors of 14 bits",
+    low=-4.75,
+    high=4.75,
+    period=16,
+    constant=28934209,
+    cosines=(-20394546, -7147032, 1552203, -3229596, 959191, -767788, 160573, -66879),
+    sines=(0, 0, 0, 0, 0, 0, 0, 0),
+    error=2.1e-05,
+)
+GELU_TANH_NARROW = Series(
+    name="GELU(x) - x/2, tanh form, for factors of 14 bits",
+    low=-4.75,
+    high=4.75,
+    period=16,
+    constant=27597346,
+    cosines=(-17880062, -9230775, 3058968, -4174940, 1461591, -981809, 231565, -81388),
+    sines=(0, 0, 0, 0, 0, 0, 0, 0),
+    error=3.1e-05,
+)
 EXP = Series(
     name="exp(x)",
     low=-14.0,

@@ -6,14 +6,20 @@ to its row.
 
 from __future__ import annotations
 
+import math
+
 from ....graph.ir import Edge
 from ....plan.spec import Cost, Registry, StepContext
-from .. import ranges, windows
+from .. import attention, curves, norms, ranges, windows
+from ..attention import Attention
 from ..catalog import CATALOG as GENERIC
+from ..norms import Norm
+from ..pieces import RELATIVE_ERROR
 from ..rings import check_rings
 from ..rows import (
     Formula,
     Rows,
+    bound_of,
     float_operand,
     image,
     is_public,
@@ -32,6 +38,9 @@ from .indices import argmax_bits, argmax_fits, index_bits
 from .lowering import can_be_exact, lower, product_scale
 
 ROWS = Rows()
+
+NORM_SIGMA_BITS = 6
+"""The error of a layer norm is declared for rows whose sigma is 2**-6 or more."""
 
 # -- cutting
 
@@ -177,6 +186,98 @@ def _sign_cost(c: StepContext) -> Cost:
 ROWS.add("sign", "sign.window", secret, _sign_cost, no_error, _TABLES)
 ROWS.add("amax", "amax.window", reduces_something, _amax_cost, no_error, "a tournament; " + _TABLES)
 ROWS.add("max_pool2d", "max_pool2d.window", image, _max_pool_cost, no_error, "a tournament; " + _TABLES)
+
+# -- smooth functions
+
+
+def _curved(c: StepContext) -> str | None:
+    return float_operand(c) or curves.refusal(c.node, c.inputs[0], c.outputs[0].scale)
+
+
+def _curve_cost(c: StepContext) -> Cost:
+    return costs.curve(c.parties, numel(c), curves.curve_of(c.node, c.inputs[0], c.outputs[0].scale))
+
+
+def _curve_error(c: StepContext) -> float:
+    """The series, its rounded factors, what lies beyond the zone, and the units of four roundings."""
+    zone = curves.ZONES[curves.name_of(c.node)]
+    factors = (zone.terms + 1) * 2.0**-curves.FACTOR_BITS
+    return zone.beyond + factors + (2 + c.parties) * unit_of(c)
+
+
+for _op in ("gelu", "silu", "tanh", "sigmoid", "erf"):
+    ROWS.add(_op, f"{_op}.window", _curved, _curve_cost, _curve_error,
+         "PROTOCOLS: smooth functions from one opening, beside two comparisons of it")  # fmt: skip
+
+
+def _norm(c: StepContext) -> Norm | str:
+    return norms.norm(c.node, c.inputs, c.outputs[0])
+
+
+def _norm_accepts(c: StepContext) -> str | None:
+    plan = _norm(c)
+    return secret(c) or (plan if isinstance(plan, str) else None)
+
+
+def _norm_cost(c: StepContext) -> Cost:
+    plan = _norm(c)
+    if isinstance(plan, str):
+        return Cost()
+    gain = c.inputs[1] if c.node.attrs["has_weight"] and not is_public(c.inputs[1]) else None
+    return costs.layer_norm(c.parties, numel(c), plan, gain)
+
+
+def _norm_error(c: StepContext) -> float:
+    """Of values up to sqrt(width): 1/sigma's pieces, and what rounding the centred values is beside the least sigma."""
+    plan = _norm(c)
+    if isinstance(plan, str):
+        return 0.0
+    gain = bound_of(c.inputs[1]) if c.node.attrs["has_weight"] else 1.0
+    normal = math.sqrt(plan.width)
+    rounded = 2 * c.parties * 2.0**-plan.centred * 2.0**NORM_SIGMA_BITS
+    return gain * (normal * (RELATIVE_ERROR + rounded) + 2.0 ** (1 - plan.normal) * c.parties) + 4 * unit_of(
+        c
+    )
+
+
+ROWS.add("layer_norm", "layer_norm.window", _norm_accepts, _norm_cost, _norm_error,
+     "PROTOCOLS: one opening for squares and product; 1/sigma by pieces, zones by comparisons")  # fmt: skip
+
+
+def _attention(c: StepContext) -> Attention | str:
+    return attention.attention(c.node, c.inputs, c.outputs[0], c.parties)
+
+
+def _attention_accepts(c: StepContext) -> str | None:
+    plan = _attention(c)
+    return secret(c) or (plan if isinstance(plan, str) else None)
+
+
+def _attention_cost(c: StepContext) -> Cost:
+    plan = _attention(c)
+    if isinstance(plan, str):
+        return Cost()
+    q, k, v = c.inputs[:3]
+    return costs.attention(c.parties, plan, q, k, v, c.outputs[0])
+
+
+def _attention_error(c: StepContext) -> float:
+    """What rounding does to scores, to exponentials beside the least sum of a row, and to the inverse; times the values."""
+    plan = _attention(c)
+    if isinstance(plan, str):
+        return 0.0
+    q, k, v = c.inputs[:3]
+    inner = q.shape[-1]
+    score: float = (
+        c.parties * 2.0 ** -min(plan.key_bits, plan.query_bits) * inner * (bound_of(q) + bound_of(k)) / 16
+    )
+    least = 2.0 ** (plan.pieces.low - plan.value_bits)
+    value = (c.parties + 1) * 2.0**-plan.value_bits / least * math.sqrt(plan.width)
+    return bound_of(v) * (2 * score + value + 2 * RELATIVE_ERROR + 2.0**-10) + 4 * unit_of(c)
+
+
+ROWS.add("attention", "attention.window", _attention_accepts, _attention_cost, _attention_error,
+     "PROTOCOLS: attention; the maximum by counts, separable exponentials from one opening, division last")  # fmt: skip
 
 # -- products, raw
 

@@ -14,13 +14,32 @@ from types import MappingProxyType
 from typing import Any
 
 from ....graph.ir import Edge, Graph, Node, Visibility
-from .. import windows
+from .. import attention, curves, norms, windows
 from .indices import argmax_bits, argmax_fits, index_bits
 
 PRODUCTS = ("linear", "matmul", "convolution", "embedding")
 PASSES_ON = ("add", "sub", "neg", "reshape", "permute", "slice", "select", "cat", "flip", "expand")
 CUTS = ("relu", "clamp", "abs")
 """Operators whose kernels take a raw operand and cut it."""
+
+CURVES = ("gelu", "silu", "tanh", "sigmoid", "erf")
+"""Operators whose kernels take a raw operand that curves.refusal accepts."""
+
+WHOLE: Mapping[str, int] = MappingProxyType({"layer_norm": 1, "attention": 2})
+"""Operators whose kernels take raw operands in the whole ring, and how many of their first operands."""
+
+
+def refusal(node: Node, operands: list[Edge], output: Edge) -> str | None:
+    """Why the kernel of an operator in WHOLE cannot run on these edges, or None."""
+    if node.op == "attention":  # the number of parties moves no decision but a bit of head-room
+        plan: object = attention.attention(node, operands, output, MOST_PARTIES)
+    else:
+        plan = norms.norm(node, operands, output)
+    return plan if isinstance(plan, str) else None
+
+
+MOST_PARTIES = 4
+"""Attention is fused where it fits for so many parties: a graph does not depend on their number."""
 
 EXACT = frozenset((
     *PASSES_ON, *CUTS, "rescale", "amax", "argmax", "max_pool2d", "sign", "where", "pad", "index_select", "sum", "cumsum",
@@ -33,13 +52,57 @@ RAW = ".raw"
 
 def lower(graph: Graph, options: Mapping[str, Any]) -> Graph:
     """The same function with raw edges and rescale nodes. options: precision_bits, and exact_cuts for exact cuts alone."""
-    return _Lowering(graph, options).run()
+    return _Lowering(fused(graph), options).run()
 
 
 def can_be_exact(graph: Graph) -> bool:
     """Whether every step on shared values computes exactly or is a product, which an exact cut may follow."""
     shared = (n for n in graph.nodes if graph.edge(n.outputs[0]).visibility is Visibility.SHARED)
     return all(n.op in EXACT or n.op in PRODUCTS for n in shared)
+
+
+def fused(graph: Graph) -> Graph:
+    """The graph with softmax(q k) v as one step, wherever nothing else sees the scores and the kernel fits."""
+    users: dict[str, int] = {}
+    for name in (*graph.outputs, *(e for n in graph.nodes for e in n.inputs)):
+        users[name] = users.get(name, 0) + 1
+    made = {n.outputs[0]: n for n in graph.nodes}
+    gone: set[str] = set()
+    nodes: dict[str, Node] = {}
+    for node in graph.nodes:
+        parts = _attention(node, made, graph, users)
+        if parts is not None:
+            nodes[node.outputs[0]], inner = parts
+            gone |= inner
+    if not gone:
+        return graph
+    kept = tuple(nodes.get(n.outputs[0], n) for n in graph.nodes if n.outputs[0] not in gone)
+    edges = MappingProxyType({name: edge for name, edge in graph.edges.items() if name not in gone})
+    return replace(graph, nodes=kept, edges=edges)
+
+
+def _attention(
+    node: Node, made: Mapping[str, Node], graph: Graph, users: Mapping[str, int]
+) -> tuple[Node, set[str]] | None:
+    """The step that a product of probabilities and values is the end of, and the edges inside of it."""
+    weights = made.get(node.inputs[0]) if node.op == "matmul" else None
+    if weights is None or weights.op not in ("softmax", "masked_softmax"):
+        return None
+    scores = made.get(weights.inputs[0])
+    if scores is None or scores.op != "matmul":
+        return None
+    inner = {weights.outputs[0], scores.outputs[0]}
+    edge = graph.edge(scores.outputs[0])
+    last = weights.attrs["dim"] in (-1, len(edge.shape) - 1)
+    shared = all(graph.edge(e).visibility is Visibility.SHARED for e in (*scores.inputs, node.inputs[1]))
+    if not last or not shared or edge.bound is None or any(users[e] != 1 for e in inner):
+        return None
+    operands = (*scores.inputs, node.inputs[1], *weights.inputs[1:])
+    whole = replace(node, op="attention", inputs=operands, attrs={"scores": edge.bound})
+    edges = [graph.edge(e) for e in operands]
+    if refusal(whole, edges, graph.edge(node.outputs[0])) is not None:
+        return None
+    return whole, inner
 
 
 class _Lowering:
@@ -71,7 +134,9 @@ class _Lowering:
         edge = self._edges[name]
         raw = replace(edge, scale=scale, ring_bits=windows.width_of(edge.bound or 0.0, scale))
         final = name in self._graph.outputs
-        if not final and self._takes_raw(name, scale):
+        # A table's ring stays as small as its values: one-hot rows are the longest message of a model.
+        widened = node.op == "embedding" and self._is_widened(name)
+        if not final and not widened and self._takes_raw(name, scale):
             self._edges[name] = raw
             self._raw.add(name)
             return [node]
@@ -86,14 +151,14 @@ class _Lowering:
 
     def _cut_operands(self, node: Node) -> Iterable[Node]:
         """A node whose result is not raw: operands that are, and that its kernel does not take, are cut first."""
-        if node.op in CUTS or (
-            node.op == "argmax" and self._fits_argmax(node, self._edges[node.inputs[0]].scale)
-        ):
+        if node.op in CUTS:
             return [node]
+        takes = node.inputs[: WHOLE.get(node.op, 1)]
+        left = [e for e in takes if e in self._raw and self._takes_itself(node, e, self._edges[e].scale)]
         exact = self._all_exact or (node.op in EXACT and node.outputs[0] in self._exposed)
         out, inputs = [], []
         for name in node.inputs:
-            if name in self._raw:
+            if name in self._raw and name not in left:
                 cut = f"{name}.for.{node.name}"
                 self._edges[cut] = replace(self._graph.edge(name), name=cut)
                 out.append(Node(cut, "rescale", (name,), (cut,), {"exact": exact}, node.path))
@@ -127,17 +192,38 @@ class _Lowering:
             self._takes[name, scale] = taken
         return self._takes[name, scale]
 
+    def _is_widened(self, name: str) -> bool:
+        """Whether a raw value would be computed in the whole ring, for a step behind it."""
+        users = self._users.get(name, [])
+        return any(u.op in WHOLE or (u.op in PASSES_ON and self._is_widened(u.outputs[0])) for u in users)
+
     def _takes_operand(self, user: Node, name: str, scale: int) -> bool:
         output = user.outputs[0]
         if user.op in CUTS:
             return output not in self._exposed and _limits_inside(user, self._graph.edge(name))
-        if user.op == "argmax":
-            return self._fits_argmax(user, scale)
+        if user.op == "argmax" or user.op in CURVES or user.op in WHOLE:
+            return self._takes_itself(user, name, scale)
         if user.op not in PASSES_ON:
             return False
         edge, scale = self._graph.edge(output), max(scale, 2 * self._precision + 8)
         fits = edge.bound is not None and windows.fits(edge.bound, scale)
         return fits and (output in self._graph.outputs or self._takes_raw(output, scale))
+
+    def _takes_itself(self, node: Node, name: str, scale: int) -> bool:
+        """Whether the kernel of a node takes its operand raw, at `scale` fraction bits, though it does more than cut it."""
+        edge = self._graph.edge(name)
+        if node.op == "argmax":
+            return self._fits_argmax(node, scale)
+        if edge.bound is None or node.outputs[0] in self._exposed:
+            return False
+        if node.op in CURVES:
+            raw = replace(edge, scale=scale, ring_bits=windows.width_of(edge.bound, scale))
+            return curves.refusal(node, raw, self._precision) is None
+        if node.op in WHOLE and name in node.inputs[: WHOLE[node.op]]:
+            raw = replace(edge, scale=scale)
+            operands = [raw if e == name else self._graph.edge(e) for e in node.inputs]
+            return refusal(node, operands, self._graph.edge(node.outputs[0])) is None
+        return False
 
     def _fits_argmax(self, node: Node, scale: int) -> bool:
         """Whether an argmax takes its operand raw: where it only compares, and no value is carried on."""
@@ -152,6 +238,8 @@ class _Lowering:
                 bits = argmax_bits(self._edges[node.inputs[0]], node.attrs["dim"])
             elif node.op in PASSES_ON and out.name in self._raw:
                 bits = out.ring_bits
+            elif node.op in WHOLE:
+                bits = 64
             else:
                 continue
             for name in node.inputs:

@@ -127,16 +127,17 @@ class Opened:
     kind: Window
     c: torch.Tensor
     parts: Parts
+    mask: Place | None = None
 
 
 def opening(p: Party, x: torch.Tensor, kind: Window) -> Talk[Opened]:
     """Open x + 2**(bits-2) + r in the window: bits / 8 bytes an element, one round. x: share with |x| < 2**(bits-2)."""
-    parts = p.take(kind)
+    parts, mask = p.take(kind), p.mask
     masked = x if p.tracing else x + parts["r"]
     if p.first and not p.tracing:
         masked += 1 << (kind.bits - 2)
     (c,) = yield [p.word("window", (masked, kind.bits))]
-    return Opened(kind, c, parts)
+    return Opened(kind, c, parts, mask)
 
 
 def open_window(p: Party, x: torch.Tensor, kind: Window) -> Opened:
@@ -202,10 +203,10 @@ class _ByBit:
         ]
         z, c = self.z.reshape(len(self.z), -1), self.opened.c.reshape(-1)
         one = 1 if self.p.first else 0
-        return fused.run(_gate, c, z, one, kind.bits, kind.cut or 0, *flat).view(self.z.shape)  # type: ignore[no-any-return]
+        return fused.run(gate, c, z, one, kind.bits, kind.cut or 0, *flat).view(self.z.shape)  # type: ignore[no-any-return]
 
 
-def _gate(
+def gate(
     c: torch.Tensor, z: torch.Tensor, one: int, bits: int, cut: int, bit: torch.Tensor, bit_quotient: torch.Tensor,
     quotient: torch.Tensor, bit_top: torch.Tensor | None = None, top: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
@@ -257,8 +258,7 @@ def _trace(p: Party, opened: Opened) -> Talk[Comparison]:
 
 
 def _compared(
-    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str,
-    mask: Place | None,
+    p: Party, opened: Opened, less: torch.Tensor, equal: torch.Tensor, public: torch.Tensor | None, what: str
 ) -> Talk[Comparison]:  # fmt: skip
     """The bit [c < r], with what `public` adds to it. At most two rounds of merges, and one unless direct."""
     kind, parts = opened.kind, opened.parts
@@ -267,20 +267,18 @@ def _compared(
         hidden = public if hidden is None else hidden ^ public
     if not kind.direct:
         bit = (yield from tables.borrow(p, less, equal)) ^ (parts["b"] & 1)
-        (z,) = yield [p.word(what, (bit if hidden is None else bit ^ hidden, 1), xor=True, mask=mask)]
+        (z,) = yield [p.word(what, (bit if hidden is None else bit ^ hidden, 1), xor=True, mask=opened.mask)]
         return _ByBit(p, opened, z.bool())
     less, equal = yield from tables.merged(p, less, equal, windows.MOST_MERGED)
     top = less[-1] if hidden is None else less[-1] ^ hidden
     width = 2 * less.shape[0] - 2
     index = (parts["b"] & ((2 << width) - 1)) ^ tables.carry_index(less, equal) ^ (top << width)
-    (found,) = yield [p.word(what, (index, 8), xor=True, mask=mask)]
+    (found,) = yield [p.word(what, (index, 8), xor=True, mask=opened.mask)]
     return _ByTable(opened, found.long().unsqueeze(0))
 
 
-def comparing(
-    p: Party, opened: Opened, thresholds: Sequence[int], mask: Place | None = None
-) -> Talk[Comparison]:
-    """[x >= t] for each threshold. mask: the place of the window's record."""
+def comparing(p: Party, opened: Opened, thresholds: Sequence[int]) -> Talk[Comparison]:
+    """[x >= t] for each threshold."""
     if p.tracing:
         return (yield from _trace(p, opened))
     kind, parts = opened.kind, opened.parts
@@ -289,7 +287,7 @@ def comparing(
     u = c.unsqueeze(0) - t.reshape(-1, *([1] * c.dim()))
     less, equal = tables.look_up(parts["tables"], u, kind.low, kind.high, kind.chunk_bits)
     public = 1 ^ (ring.logical_shift(u, kind.bits - 1).to(torch.uint8) & 1)
-    return (yield from _compared(p, opened, less, equal, public, "bit", mask))
+    return (yield from _compared(p, opened, less, equal, public, "bit"))
 
 
 def compare(p: Party, opened: Opened, thresholds: Sequence[int]) -> Comparison:
@@ -308,5 +306,5 @@ def exactly_truncated(p: Party, opened: Opened) -> torch.Tensor:
     else:
         c = opened.c.unsqueeze(0)
         less, equal = tables.look_up(opened.parts["tables"], c, kind.low, kind.high, kind.chunk_bits)
-        carry = run(p, _compared(p, opened, less, equal, None, "carry", None))
+        carry = run(p, _compared(p, opened, less, equal, None, "carry"))
     return truncated(p, opened) - carry.bits()[0]

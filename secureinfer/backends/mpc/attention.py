@@ -1,0 +1,144 @@
+"""Fraction bits, buckets and rings of scaled dot-product attention, for its kernel and its cost; plain numbers.
+
+Scores have SCORE_BITS fraction bits, in the ring of their product. They lie within +-reach; where a mask drops a place,
+`penalty` is taken from its score, so that it lies below every score that is kept and its exponential is exactly 0. A row's
+maximum is needed only to one `step`: a count of the scores in each bucket of that width has it in its highest bucket that is
+not empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...graph.ir import Edge, Node
+from . import windows
+from .pieces import Pieces
+from .ranges import log2_ceil
+
+SCORE_BITS = 24
+"""Fraction bits of queries and of keys together: what rounding moves a score by is some 2**-12 times the other's norm."""
+
+LEAST_OPERAND_BITS = 10
+HEAD_ROOM = 4
+"""Of the sixteen times that bounds of edges leave, scores get a quarter: their range costs dealt tables."""
+
+DROPPED = 32
+"""By how much a dropped score lies below the lowest that is kept: exp(-24) is 0 in an exponential's table."""
+
+ARGUMENT_BITS = 12
+"""Fraction bits of the exponent."""
+
+ARGUMENT_WINDOW = 24
+PIECE_BITS = 3
+"""log2 of the width of the pieces of exp: its table has those of [-16, 16), and nothing is left of exp below."""
+
+POWER_BITS, FACTOR_BITS = 26, 12
+"""Fraction bits of the dealt powers of e and of the public factors that multiply them."""
+
+VALUE_WINDOW, MOST_VALUE_BITS, LEAST_VALUE_BITS = 24, 14, 10
+"""An exponential is opened in so many bits, with as many fraction bits as the product with the values leaves."""
+
+RESULT_BITS, INVERSE_BITS = 12, 20
+"""Fraction bits of the product with the values before the division, and of the inverse."""
+
+MOST_COUNTED = 255
+"""Counts of a bucket are bytes."""
+
+MOST_BUCKETS = 72
+TOURNAMENT_BITS, TOURNAMENT_WINDOW = 2, 16
+
+
+@dataclass(frozen=True)
+class Attention:
+    """query_bits, key_bits: fraction bits, and product_ring: bits, of the product that gives the scores.
+
+    reach, penalty: of scores, in units. step: log2 of a bucket's width. first, buckets: those of scores that are kept.
+
+    index_bits: of a score's bucket, dropped ones included. inside_bits: of the piece of an exponent. counted: whether the
+    maximum is read off counts; else a tournament finds it. value_bits: of exponentials. values_cut: taken from the values.
+    ring: of the product with the values.
+    """
+
+    query_bits: int
+    key_bits: int
+    product_ring: int
+    width: int
+    rows: int
+    reach: int
+    penalty: int
+    step: int
+    first: int
+    buckets: int
+    index_bits: int
+    inside_bits: int
+    counted: bool
+    value_bits: int
+    values_cut: int
+    ring: int
+    cut: int
+    pieces: Pieces
+    result_ring: int
+
+
+def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) -> Attention | str:
+    """The plan of an attention step, or why these rings hold none. inputs: queries, keys transposed, values, mask?"""
+    q, k, v = inputs[:3]
+    if len(q.shape) < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or not output.numel:
+        return "the operands' leading dimensions differ, or there is nothing to compute"
+    if v.bound is None or output.bound is None or v.ring_bits != 64 or v.scale != output.scale:
+        return "the values are not in the whole ring at the result's fraction bits"
+    query_bits = min(
+        max(SCORE_BITS // 2 + (q.scale - k.scale) // 2, LEAST_OPERAND_BITS), SCORE_BITS - LEAST_OPERAND_BITS
+    )
+    key_bits = SCORE_BITS - query_bits
+    left = 64 - max(q.scale - query_bits, k.scale - key_bits, 0)
+    product_ring = min(40, 8 * (left // 8))
+    if q.ring_bits != 64 or k.ring_bits != 64 or product_ring < 32:
+        return "queries and keys leave no ring for the scores"
+    width = k.shape[-1]
+    reach = int(max(4, 2 ** log2_ceil(float(node.attrs["scores"]) / HEAD_ROOM)))
+    penalty = 2 * reach + DROPPED if len(inputs) > 3 else 0
+    step = 0 if reach <= 16 else 1
+    index_bits = log2_ceil((2 * reach + penalty) / (1 << step) + 4 + parties)
+    buckets = (2 * reach >> step) + 3
+    # from the lowest dropped score to the highest maximum, and back
+    inside_bits = max(3, log2_ceil((4 * reach + penalty + 8 * parties) / (1 << PIECE_BITS) + 2))
+    argument = inside_bits + PIECE_BITS + ARGUMENT_BITS
+    short = argument > min(ARGUMENT_WINDOW, product_ring - SCORE_BITS + ARGUMENT_BITS)
+    if short or reach + penalty >= 1 << min(12, product_ring - 2 - SCORE_BITS):
+        return "no window holds the range of its scores"
+    over = math.ceil(parties * (1 << step) * math.log2(math.e) / 2)  # log2 of the greatest exponential
+    size = log2_ceil(width) + over + log2_ceil(v.bound)
+    for ring in (40, 48, 56):
+        value_bits = min(MOST_VALUE_BITS, ring - 2 - size - RESULT_BITS)
+        values_bits = min(v.scale, ring - 2 - size - value_bits)
+        if value_bits >= LEAST_VALUE_BITS and values_bits >= RESULT_BITS:
+            break
+    else:
+        return "no ring holds the product with the values"
+    pieces = Pieces("reciprocal", value_bits - over, value_bits + log2_ceil(width) + over, value_bits)
+    if not pieces.fits() or width > MOST_COUNTED:
+        return f"a row of {width} scores"
+    return Attention(
+        query_bits=query_bits,
+        key_bits=key_bits,
+        product_ring=product_ring,
+        width=width,
+        rows=math.prod(q.shape[:-1]),
+        reach=reach,
+        penalty=penalty,
+        step=step,
+        first=-(reach >> step) - 1,
+        buckets=buckets,
+        index_bits=index_bits,
+        inside_bits=inside_bits,
+        counted=index_bits <= 8 and buckets <= MOST_BUCKETS,
+        value_bits=value_bits,
+        values_cut=v.scale - values_bits,
+        ring=ring,
+        cut=value_bits + values_bits - RESULT_BITS,
+        pieces=pieces,
+        result_ring=windows.width_of(output.bound, RESULT_BITS + INVERSE_BITS),
+    )
