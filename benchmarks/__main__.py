@@ -9,16 +9,22 @@ from secureinfer import cli
 
 HARNESS = ("run", "report", "compare", "list")
 PARTS = ("ckks", "dealing", "mpc", "products", "transport")
+PEERS = "peers"
 
 
 def main(arguments: list[str]) -> int:
     name = arguments[0] if arguments else None
     if name in HARNESS:
         return cli.run(["bench", *arguments])
+    if name == PEERS:
+        from .peers.bert import command
+
+        return command.main(arguments[1:])
     if name not in PARTS:
         sys.stderr.write(
             f"usage: python -m benchmarks {{{','.join(HARNESS)}}} ..., as `secureinfer bench`; of parts: "
-            f"python -m benchmarks {{{','.join(PARTS)}}} [--quick] [--json]\n"
+            f"python -m benchmarks {{{','.join(PARTS)}}} [--quick] [--json]; beside others' engines: "
+            f"python -m benchmarks {PEERS} [--help]\n"
         )
         return 2
     _part(name)(arguments[1:])
