@@ -200,18 +200,21 @@ def test_the_picture_is_one_svg_with_every_engine_and_published_ones_hollow() ->
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
-def test_spu_without_its_environment_says_how_to_make_one(
-    case: cases.Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv(engines.SPU_PYTHON, raising=False)
-    (found,) = measured(opening("spu", lambda: engines.spu(case, 1, 60.0)))
+def test_spu_without_its_environment_says_how_to_make_one(case: cases.Case) -> None:
+    (found,) = measured(opening("spu", lambda: engines.spu(case, None, 1, 60.0)))
     assert found.status == "unavailable" and "peers --setup DIR" in (found.why or "")
-    monkeypatch.setenv(engines.SPU_PYTHON, "/nowhere/python")
-    (found,) = measured(opening("spu", lambda: engines.spu(case, 1, 60.0)))
+    (found,) = measured(opening("spu", lambda: engines.spu(case, "/nowhere/python", 1, 60.0)))
     assert found.status == "unavailable" and "/nowhere/python: No such file" in (found.why or "")
+
+
+def test_an_environment_that_cannot_be_made_is_spus_row_and_no_end_of_the_others(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(engines.UnavailableError, match="something else"):
         environments.setup(tmp_path)
+    call = ["--small", "--runs", "1", "--engine", "plaintext", "--engine", "spu", "--setup", str(tmp_path)]
+    rows, _ = command.run(command.parsed(call))
+    assert [(r.engine, r.status) for r in rows] == [("plaintext", "ok"), ("spu", "unavailable")]
+    assert "something else" in (rows[1].why or "")
 
 
 def test_a_peer_that_ends_is_named_with_its_last_words(case: cases.Case) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,8 +33,19 @@ _WEIGHTS = "starting, and sharing the weights (setup)"
 _LOADING = "starting and loading"
 
 
-def openings(case: cases.Case, given: argparse.Namespace) -> list[Opening]:
-    """All engines in the order of the table, of which --engine may name some."""
+def openings(
+    case: cases.Case,
+    given: argparse.Namespace,
+    python: str | None = None,
+    missing: engines.UnavailableError | None = None,
+) -> list[Opening]:
+    """All engines in the order of the table, of which --engine may name some. python: SPU's; missing: why there is none."""
+
+    def spu(gelu: str) -> engines.Engine:
+        if missing is not None:
+            raise missing
+        return engines.spu(case, python, given.threads, given.timeout, gelu=gelu)
+
     inside = _IN.format(
         x="token ids" if case.look_up else "word vectors", look=_LOOK_UP if case.look_up else ""
     )
@@ -71,7 +83,7 @@ def openings(case: cases.Case, given: argparse.Namespace) -> list[Opening]:
                     outside=f"compiling, {_WEIGHTS}{outside}",
                     counts="SPU's own, of what both parties send; it does not tell rounds",
                 ),
-                functools.partial(engines.spu, case, given.threads, given.timeout, gelu=gelu),
+                functools.partial(spu, gelu),
             )
             for name, gelu in (("spu", "erf"), ("spu_tanh", "tanh"))
         ),
@@ -168,12 +180,17 @@ def run(
     given: argparse.Namespace, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Row], dict[str, Any]]:
     """Rows and what they are of. Raises UsageError; what an engine raises is in its row."""
+    python = os.environ.get(engines.SPU_PYTHON)
+    missing = None
     if given.setup is not None:
         progress("making SPU's environment")
-        os.environ[engines.SPU_PYTHON] = environments.setup(given.setup)
+        try:
+            python = environments.setup(given.setup)
+        except engines.UnavailableError as why:
+            missing = why
     case = cases.make(layers=given.layers, small=given.small, look_up=given.look_up == "private")
     told = about(case, given)
-    rows = engines.measure(openings(case, given), given.runs, progress)
+    rows = engines.measure(openings(case, given, python, missing), given.runs, progress)
     told["load_average_after"] = machine()["load_average"]
     return rows, told
 
@@ -197,9 +214,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"\r{text:<78}" if shown else f"{text}\n")
         sys.stderr.flush()
 
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that children and folders go
+    # Ended as by an exception, so that children and folders go.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if given.out is not None:
             _folder(given.out)
@@ -209,6 +225,8 @@ def main(arguments: Sequence[str]) -> int:
     except SecureInferError as why:
         sys.stderr.write(f"{type(why).__name__}: {why}\n")
         return 2 if isinstance(why, UsageError) else 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.stderr.write("\n" if shown else "")
     sys.stdout.write((json.dumps(row.document(rows, told)) if given.json else row.table(rows, told)) + "\n")
     return 0
@@ -218,6 +236,6 @@ def _folder(path: Path) -> None:
     """Before anything is measured: a run of many minutes should not end with a folder that cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "peers.svg").touch()
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as why:
         raise UsageError(f"{path} cannot be written: {why.strerror}") from why

@@ -283,8 +283,8 @@ def crypten(case: Case, threads: int, timeout: float) -> Engine:
     return TwoParties(case, sys.executable, "crypten_stock", threads, timeout=timeout)
 
 
-def spu(case: Case, threads: int, timeout: float, *, gelu: str = "erf") -> Engine:
-    python = os.environ.get(SPU_PYTHON)
+def spu(case: Case, python: str | None, threads: int, timeout: float, *, gelu: str = "erf") -> Engine:
+    """python: of SPU's environment."""
     if not python:
         raise UnavailableError(
             f"{SPU_PYTHON} is not set; `python -m benchmarks peers --setup DIR` makes an environment and uses it"
