@@ -90,7 +90,7 @@ class Published:
 _WHOLE = "BERT-base, 12 layers, 128 tokens"
 PUBLISHED = (
     Published("FuseFSS", _WHOLE, "two RTX 5090", 920.0, 0.83e9, None, 12.7e9),
-    Published("SIGMA", _WHOLE, "not told here", 1070.0, 0.99e9, 1128, 16.8e9),
+    Published("SIGMA", _WHOLE, "hardware not told here", 1070.0, 0.99e9, 1128, 16.8e9),
 )
 
 
