@@ -86,7 +86,8 @@ def make_engine(
 
     role: data_owner, model_owner or dealer. compute_parties: names in rank order. dealer: its name, empty where the backend
     has none. links: by peer name. spool_folder: where an owner keeps dealt material, encrypted, instead of in memory.
-    threads: as the settings say; of a CKKS model owner, processes that it computes with, by default one a core.
+    threads: as the settings say; of a CKKS model owner, processes that it computes with, by default one a core; of an owner
+    in MPC, for what it computes while the others wait, by default all cores.
     Raises SettingsError for a backend that has no parties, ProgramFileError for a plan that must not run.
     """
     if program.backend not in ("mpc", "ckks"):
@@ -122,4 +123,5 @@ def make_engine(
         clock=clock,
         session_id=session_id,
         spool_folder=spool_folder,
+        cores=threads or cores(),
     )

@@ -117,7 +117,7 @@ def test_compiled_steps_give_what_they_give_otherwise(
         (tables._look_up_narrow, words[torch.int32], c.unsqueeze(0), 16, 47),
         (tables._merge_index, few, few, few[0], True),
         (tables._merge_result, few[0], few[1], 4, words[torch.int64][:2], words[torch.int64][2:4]),
-        (opening._gate, c, z, 1, 48, 16, *dealt, *dealt[1:]),
+        (opening.gate, c, z, 1, 48, 16, *dealt, *dealt[1:]),
     ]
     for step, *args in steps:
         expected = step(*args)

@@ -100,7 +100,7 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
     width = k.shape[-1]
     reach = int(max(4, 2 ** log2_ceil(float(node.attrs["scores"]) / HEAD_ROOM)))
     penalty = 2 * reach + DROPPED if len(inputs) > 3 else 0
-    step = 0 if reach <= 16 else 1
+    step = 0 if reach <= 16 else 1 if reach <= 64 else 2
     index_bits = log2_ceil((2 * reach + penalty) / (1 << step) + 4 + parties)
     buckets = (2 * reach >> step) + 3
     # from the lowest dropped score to the highest maximum, and back

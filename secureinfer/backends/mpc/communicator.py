@@ -164,14 +164,14 @@ class LinkCommunicator:
             for rank in range(len(self.names))
         ]
 
-    def exchange_bytes(self, payload: bytes) -> list[memoryview]:
+    def exchange_bytes(self, payload: bytes | memoryview) -> list[memoryview]:
         """Send a payload to every peer as one frame, and get theirs, of the same size, in rank order."""
         address = self._address()
         for peer in self.peers():
             self._link(peer).send(address, payload)
         return [self._link(peer).receive(address, len(payload)) for peer in self.peers()]
 
-    def bytes_to_one(self, payload: bytes, dst: int, size: int) -> list[memoryview] | None:
+    def bytes_to_one(self, payload: bytes | memoryview, dst: int, size: int) -> list[memoryview] | None:
         """Send a payload of `size` bytes to rank dst alone, which gets every peer's in rank order; the others get None."""
         address = self._address()
         if self.rank != dst:

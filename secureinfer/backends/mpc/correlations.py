@@ -107,7 +107,7 @@ def frozen(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def combine(shares: Shares, xor: bool) -> torch.Tensor:
     """The value behind one tensor a party."""
-    total = shares[0].clone()
+    total = shares[0]
     for share in shares[1:]:
         total = total ^ share if xor else total + share
     return total

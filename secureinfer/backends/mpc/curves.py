@@ -12,8 +12,11 @@ from . import windows
 TRIG_BITS = 18
 """Fraction bits of dealt cosines and sines."""
 
-FACTOR_BITS = 14
-"""Fraction bits of the public factors that multiply them. Rounding both moves a series by at most 2**-11."""
+FACTOR_BITS = 13
+"""Fraction bits of the public factors that multiply them, which are below 4: two bytes each."""
+
+ANGLE_BITS = 16
+"""The public angle, of a period, to which there are factors: an element's are one line of the processor's cache."""
 
 SERIES_WINDOW = 24
 """Bits of the window in which a series' value is opened: below 2**22 units."""
@@ -29,17 +32,20 @@ class Zone:
     period: int
     gate: bool
     beyond: float
+    slope: float
 
 
 ZONES = MappingProxyType({
-    "gelu": Zone(4.25, -1, 8, 4, True, 1e-4),
-    "gelu_tanh": Zone(4.25, -1, 8, 4, True, 1e-4),
-    "silu": Zone(13.0, -1, 20, 5, True, 5e-5),
-    "tanh": Zone(5.5, -1, 20, 4, False, 6e-5),
-    "sigmoid": Zone(11.0, 0, 20, 5, False, 5e-5),
-    "erf": Zone(3.5, -1, 18, 4, False, 3e-5),
+    "gelu": Zone(4.25, -1, 8, 4, True, 1e-4, 4.0),
+    "gelu_tanh": Zone(4.25, -1, 8, 4, True, 1e-4, 5.0),
+    "silu": Zone(13.0, -1, 20, 5, True, 5e-5, 6.0),
+    "tanh": Zone(5.5, -1, 20, 4, False, 6e-5, 4.0),
+    "sigmoid": Zone(11.0, 0, 20, 5, False, 5e-5, 4.0),
+    "erf": Zone(3.5, -1, 18, 4, False, 3e-5, 7.0),
 })  # fmt: skip
-"""beyond: how far the function is from what it tends to at a unit before the limit."""
+"""slope: at least the sum of k |a_k| over the series' terms. beyond: how far the function is from what it tends to, one unit
+before the limit.
+"""
 
 
 @dataclass(frozen=True)

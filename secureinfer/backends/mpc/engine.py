@@ -47,13 +47,17 @@ def make_engine(
     session_id: bytes,
     spool_folder: Path | None = None,
     audit: Callable[[Opening], None] | None = None,
+    cores: int | None = None,
 ) -> Engine:
-    """The engine of one party of one MPC session. compute_parties: names in rank order; rank 0 is the model owner."""
+    """The engine of one party of one MPC session. compute_parties: names in rank order; rank 0 is the model owner.
+
+    cores: threads for what a party computes while the others wait.
+    """
     if role == "dealer":
         return DealerEngine(program, compute_parties, links, session_id)
     if me not in compute_parties:
         raise SessionError(f"{me!r} is not among the compute parties {list(compute_parties)}")
-    return MpcEngine(program, me, compute_parties, dealer, links, session_id, spool_folder, audit)
+    return MpcEngine(program, me, compute_parties, dealer, links, session_id, spool_folder, audit, cores)
 
 
 def trace(
@@ -170,12 +174,13 @@ class MpcEngine(Engine):
         session_id: bytes,
         spool_folder: Path | None = None,
         audit: Callable[[Opening], None] | None = None,
+        cores: int | None = None,
     ) -> None:
         self.program = program
         self._dealer = dealer
         self._links = links
         self._session_id = session_id
-        self.party = Party(names.index(me), tuple(names), links, audit=audit)
+        self.party = Party(names.index(me), tuple(names), links, audit=audit, cores=cores)
         self._requests, self._masked_weights = trace(program, names)
         self._runner = _Runner(program, self.party)
         self._spool = None if spool_folder is None else Spool(spool_folder, session_id)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .fast import fused
+
 BYTE_SIGNS = -0x7F7F7F7F7F7F7F80  # 0x80 in each byte
 MAX_INT32 = (1 << 31) - 1
 # Longest sums in one float64 product; longer ones are cut, since each further doubling costs a bit of every limb.
@@ -243,14 +245,18 @@ class FloatForm:
 
 def _balanced(x: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """`count` limbs of -2**(bits - 1) to 2**(bits - 1) - 1 as float64; they add up to x modulo 2**(count * bits)."""
-    limbs = torch.empty((count, *x.shape), dtype=torch.float64, device=x.device)
+    limbs: torch.Tensor = fused.run(_digits, x.long().reshape(-1), bits, count)
+    return limbs.view(count, *x.shape)
+
+
+def _digits(x: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     half, mask = 1 << (bits - 1), (1 << bits) - 1
-    rest = x.long()
-    for i in range(count):
+    digits, rest = [], x
+    for _ in range(count):
         digit = ((rest + half) & mask) - half
-        limbs[i] = digit
+        digits.append(digit.double())
         rest = (rest - digit) >> bits
-    return limbs
+    return torch.stack(digits)
 
 
 class Float64:

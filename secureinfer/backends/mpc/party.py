@@ -7,7 +7,8 @@ same calls take the material and talk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +53,11 @@ class Opening:
     words: tuple[torch.Tensor, ...]
 
 
+def _payload(words: Sequence[tuple[torch.Tensor, int]]) -> bytes | memoryview:
+    pieces = [pack(x, bits) for x, bits in words]
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 @dataclass(frozen=True)
 class Word:
     """Shares of k-bit words that one record masks. items: (shares, k). xor: they combine by XOR, else by addition."""
@@ -67,6 +73,7 @@ class Party:
     """State of one rank.
 
     rank: 0 is the model owner. names: compute parties in rank order. pair_seeds: by peer rank, for sharings of zero.
+    cores: threads for what this party computes while all others wait for it; None: as many as it has at all times.
     audit: called with every Opening; None outside tests. ask: gets a correlation at once, for programs without a plan.
     """
 
@@ -77,6 +84,7 @@ class Party:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pair_seeds: dict[tuple[int, int], Seed] = field(default_factory=dict)
     audit: Callable[[Opening], None] | None = None
+    cores: int | None = None
     ask: Callable[[Correlation, int], Parts] | None = None
 
     def __post_init__(self) -> None:
@@ -111,6 +119,19 @@ class Party:
         self.phase, self.inference, self.step = phase, inference, step
         self._message = self._record = self._zero = 0
         self._named = {}
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Compute with all cores: the other parties wait for what this one sends next."""
+        threads = torch.get_num_threads()
+        if self.cores is None or self.cores <= threads:
+            yield
+            return
+        torch.set_num_threads(self.cores)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _here(self) -> Address:
         return Address(self.phase, max(self.inference, 0), self.step, 0)
@@ -180,7 +201,7 @@ class Party:
         listed = [item for word in words for item in word.items]
         if self.tracing:
             return [torch.empty_like(x) for x, _ in listed]
-        rows = self.communicator.exchange_bytes(b"".join(pack(x, bits) for x, bits in listed))
+        rows = self.communicator.exchange_bytes(_payload(listed))
         opened, offset = [], 0
         for word in words:
             size = sum(packed_bytes(x.numel(), bits) for x, bits in word.items)
@@ -210,7 +231,7 @@ class Party:
         """
         if self.tracing:
             return [torch.empty_like(x) for x, _ in words]
-        payload = b"" if self.rank == rank else b"".join(pack(x, bits) for x, bits in words)
+        payload = b"" if self.rank == rank else _payload(words)
         rows = self.communicator.bytes_to_one(
             payload, rank, sum(packed_bytes(x.numel(), b) for x, b in words)
         )
@@ -229,12 +250,19 @@ class Party:
         offset = 0
         for x, bits in words:
             size = packed_bytes(x.numel(), bits)
-            total = x
+            total: torch.Tensor | None = None
             for row in rows:
                 other = unpack(row[offset : offset + size], x.shape, bits, x.dtype)
-                total = total ^ other if xor else total + other
+                if (
+                    total is None
+                ):  # whole words may be the payload's own memory, which is not ours to write to
+                    total = other ^ x if xor else other + x if 8 * x.itemsize == bits else other.add_(x)
+                else:
+                    total = total.bitwise_xor_(other) if xor else total.add_(other)
             offset += size
-            opened.append(total & ((1 << bits) - 1) if bits < 64 and not xor else total)
+            if total is None:
+                total = x
+            opened.append(total if bits == 64 or xor else total.bitwise_and_((1 << bits) - 1))
         return opened
 
     def _audited(self, words: Sequence[torch.Tensor], what: str, mask: Place | None) -> None:

@@ -2,7 +2,7 @@
 
 Eleven rounds, none of which depends on the length of a row:
 1. Queries and keys are rounded locally (rounding.py) and multiplied (Beaver) in 32 or 40 bits.
-2. Each score's bucket, of one or two units, is opened under a mask: from dealt one-hots follow shares of how many scores of
+2. Each score's bucket, of one to four units, is opened under a mask: from dealt one-hots follow shares of how many scores of
    a row every bucket holds. 3. and 4. Whether a bucket or one above it is not empty, by dealt truth tables of a byte: their
    sum is the highest bucket, and the maximum to one bucket.
 5. The distance d from it is opened as d + r = 8 c_hi + c_lo: exp(d) = exp(c_lo) exp(8 (c_hi - r_hi) - r_lo). The first

@@ -199,9 +199,9 @@ def _curve_cost(c: StepContext) -> Cost:
 
 
 def _curve_error(c: StepContext) -> float:
-    """The series, its rounded factors, what lies beyond the zone, and the units of four roundings."""
+    """The series, its rounded factors and angles, what lies beyond the zone, and the units of four roundings."""
     zone = curves.ZONES[curves.name_of(c.node)]
-    factors = (zone.terms + 1) * 2.0**-curves.FACTOR_BITS
+    factors = (zone.terms + 1) * 2.0**-curves.FACTOR_BITS + zone.slope * math.pi * 2.0**-curves.ANGLE_BITS
     return zone.beyond + factors + (2 + c.parties) * unit_of(c)
 
 

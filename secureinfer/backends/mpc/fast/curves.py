@@ -12,6 +12,7 @@ Source: PROTOCOLS, "Smooth functions from one opening"; opening.py for compariso
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import torch
 
 from .. import ring, series
 from ..correlations import MaskedWeight, Part, SessionWeight, Shares, combine
-from ..curves import FACTOR_BITS, SERIES_WINDOW, TRIG_BITS, Curve, curve_of
+from ..curves import ANGLE_BITS, FACTOR_BITS, SERIES_WINDOW, TRIG_BITS, Curve, curve_of
 from ..kernels import StepCall, kernel
 from ..party import Party
 from ..series import Series
@@ -90,24 +91,33 @@ class CurveWindow(opening.Window):
         }
 
 
-def _series(f: Series, c: torch.Tensor, period_bits: int, trig: torch.Tensor, first: bool) -> torch.Tensor:
-    """A share of f(x) at SERIES_SCALE, from public c = x + r: FACTOR_BITS of public factors times dealt TRIG_BITS."""
-    cos, sin = series.rotation(c, period_bits)
+@functools.cache
+def factors(name: str, device: torch.device) -> torch.Tensor:
+    """What multiplies the dealt cosines and sines at each of 2**ANGLE_BITS angles, FACTOR_BITS fraction bits: int16.
+
+    [2**ANGLE_BITS * 2 terms], an angle's factors side by side. Integers alone: every party multiplies by the same.
+    """
+    f = SERIES[name]
+    middle = 2 * torch.arange(1 << ANGLE_BITS, device=device) + 1
+    cos, sin = series.rotation(middle, ANGLE_BITS + 1)
     shift = series.COEFFICIENT_BITS + series.TRIG_BITS - FACTOR_BITS
-    half = 1 << (shift - 1)
+    columns = []
+    for (c, s), a, b in zip(series.multiples(cos, sin, f.terms), f.cosines, f.sines, strict=True):
+        columns += [a * c + b * s, a * s - b * c]
+    table = (torch.stack(columns, -1) + (1 << (shift - 1))) >> shift
+    return table.to(torch.int16).reshape(-1)
+
+
+def _series(
+    c: torch.Tensor, trig: torch.Tensor, table: torch.Tensor, constant: int, period_bits: int, first: bool
+) -> torch.Tensor:
+    """A share of f(x), FACTOR_BITS + TRIG_BITS fraction bits, from public c = x + r and dealt trig [2 terms, elements]."""
+    rows = trig.shape[0]
+    start = ((c >> (period_bits - ANGLE_BITS)) & ((1 << ANGLE_BITS) - 1)) * rows
     out = torch.zeros_like(c)
-    for k, (c_k, s_k) in enumerate(series.multiples(cos, sin, f.terms)):
-        a, b = f.cosines[k], f.sines[k]
-        if not b:
-            of_cos, of_sin = a * c_k, a * s_k
-        elif not a:
-            of_cos, of_sin = b * s_k, -b * c_k
-        else:
-            of_cos, of_sin = a * c_k + b * s_k, a * s_k - b * c_k
-        out = out + ((of_cos + half) >> shift) * trig[2 * k] + ((of_sin + half) >> shift) * trig[2 * k + 1]
-    if first:
-        out = out + (f.constant << (FACTOR_BITS + TRIG_BITS - series.COEFFICIENT_BITS))
-    return out
+    for k in range(rows):
+        out = out + table[start + k].long() * trig[k]
+    return out + constant if first else out
 
 
 def _opened_series(p: Party, opened: opening.Opened, curve: Curve) -> Talk[torch.Tensor]:
@@ -118,21 +128,15 @@ def _opened_series(p: Party, opened: opening.Opened, curve: Curve) -> Talk[torch
     else:
         flat = opened.c.reshape(-1)
         trig = parts["trig"].reshape(2 * kind.terms, -1)
-        offset = 1 << (kind.bits - 2)
-        value = fused.run(_series_of, flat, trig, curve.name, kind.period_bits, offset, p.first).view(
-            kind.shape
-        )
+        table, f = factors(curve.name, flat.device), SERIES[curve.name]
+        constant = f.constant << (FACTOR_BITS + TRIG_BITS - series.COEFFICIENT_BITS)
+        x = flat - (1 << (kind.bits - 2))
+        value = fused.run(_series, x, trig, table, constant, kind.period_bits, p.first).view(kind.shape)
         words = shrink(value, curve.shift) + parts["r2"]
         if p.first:
             words = words + (1 << (SERIES_WINDOW - 2))
     (c,) = yield [p.word("curve", (words, SERIES_WINDOW), mask=opened.mask)]
     return c
-
-
-def _series_of(
-    c: torch.Tensor, trig: torch.Tensor, name: str, period_bits: int, offset: int, first: bool
-) -> torch.Tensor:
-    return _series(SERIES[name], c - offset, period_bits, trig, first)
 
 
 def _curve(call: StepCall) -> Values:

@@ -46,9 +46,10 @@ def masked_product(call: StepCall, x: torch.Tensor, op: str, options: dict[str, 
         return parts["c"]
     if weight.plain is None:
         raise SessionError(f"the model owner does not hold weight {weight.edge.name!r}")
-    if not quantized:
-        return call.encoded(weight).apply(op, opened[0], options, k) + parts["c"]
-    product = call.int8(weight).apply(op, opened[0], options, k)
+    with party.alone():
+        if not quantized:
+            return call.encoded(weight).apply(op, opened[0], options, k) + parts["c"]
+        product = call.int8(weight).apply(op, opened[0], options, k)
     scales = factors(call.weights, call.node, call.operands[-1].edge)
     if op.startswith("conv"):
         scales = scales.reshape(-1, *([1] * (product.dim() - 2)))
