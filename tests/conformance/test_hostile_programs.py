@@ -287,7 +287,7 @@ def mutated(raw: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return raw
 
 
-def survive(program: Program, raw: dict[str, Any]) -> str:
+def survive(program: Program, raw: dict[str, Any], *inputs: torch.Tensor) -> str:
     """Refused with one typed error; or planned, traced and run without another, and with nothing opened unmasked."""
     try:
         other = loaded(program, raw)
@@ -297,7 +297,7 @@ def survive(program: Program, raw: dict[str, Any]) -> str:
     trace(public, ("model_owner", "data_owner"))
     with contextlib.suppress(SecureInferError), Parties(other, audit=True) as parties:
         try:
-            parties.infer(X, IDS)
+            parties.infer(*(inputs or (X, IDS)))
         finally:
             for openings in parties.openings.values():
                 assert ledger_faults(openings) == []

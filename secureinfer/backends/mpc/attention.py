@@ -85,6 +85,8 @@ class Attention:
 def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) -> Attention | str:
     """The plan of an attention step, or why these rings hold none. inputs: queries, keys transposed, values, mask?"""
     q, k, v = inputs[:3]
+    if reason := _odd(node, inputs, output):
+        return reason
     if len(q.shape) < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or not output.numel:
         return "the operands' leading dimensions differ, or there is nothing to compute"
     if v.bound is None or output.bound is None or v.ring_bits != 64 or v.scale != output.scale:
@@ -142,3 +144,19 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
         pieces=pieces,
         result_ring=windows.width_of(output.bound, RESULT_BITS + INVERSE_BITS),
     )
+
+
+def _odd(node: Node, inputs: Sequence[Edge], output: Edge) -> str | None:
+    """What a step from a file has that compiling never gives it: kernels compute with these as they are."""
+    scores = node.attrs["scores"]
+    if isinstance(scores, bool) or not isinstance(scores, int | float) or not 0 < scores < math.inf:
+        return "the bound of its scores is no positive number"
+    if len(inputs) > 4:
+        return f"{len(inputs)} operands"
+    whole = (*output.shape[:-1], inputs[1].shape[-1])
+    if len(inputs) == 4:
+        mask = inputs[3].shape
+        beyond = len(mask) > len(whole)
+        if beyond or any(m not in (1, w) for m, w in zip(mask[::-1], whole[::-1], strict=False)):
+            return f"a mask of shape {list(mask)} for scores of shape {list(whole)}"
+    return None

@@ -14,6 +14,7 @@ from ...graph.ir import Edge, Node
 from . import windows
 from .pieces import SLOPE_BITS, VALUE_BITS, Pieces
 from .ranges import log2_ceil
+from .rows import is_public, is_weight
 
 WINDOW = 32
 LEAST_SIGMA = 8
@@ -37,6 +38,8 @@ class Norm:
 
 def norm(node: Node, inputs: Sequence[Edge], output: Edge) -> Norm | str:
     """The plan of a layer norm, or why these rings hold none."""
+    if reason := _odd(node, inputs):
+        return reason
     x, width = inputs[0], math.prod(node.attrs["normalized_shape"])
     if x.bound is None or output.bound is None:
         return "the ranges of operand and result are not known"
@@ -80,3 +83,21 @@ def norm(node: Node, inputs: Sequence[Edge], output: Edge) -> Norm | str:
                 width, odd, even, centred, pieces, inverse, normal, ring, normal + scale - output.scale
             )
     return "no ring holds the gain's product"
+
+
+def _odd(node: Node, inputs: Sequence[Edge]) -> str | None:
+    """What a step from a file has that compiling never gives it, or an eps that no window has room for."""
+    shape, eps = list(node.attrs["normalized_shape"]), node.attrs["eps"]
+    has_weight, has_bias = node.attrs["has_weight"], node.attrs["has_bias"]
+    if not shape or list(inputs[0].shape[-len(shape) :]) != shape:
+        return f"a row of {shape} in an operand of shape {list(inputs[0].shape)}"
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        return "eps is no number"
+    if not 0 <= eps <= max(inputs[0].bound or 0.0, 1.0) ** 2:
+        return "eps is negative, or greater than any square of the operand"
+    if not isinstance(has_weight, bool) or not isinstance(has_bias, bool):
+        return "whether there are gain and bias is neither true nor false"
+    if len(inputs) != 1 + has_weight + has_bias:
+        return f"{len(inputs)} operands"
+    known = not has_weight or is_public(inputs[1]) or is_weight(inputs[1])
+    return None if known else "the gain is neither a weight of the model owner nor public"
