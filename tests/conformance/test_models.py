@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -110,46 +110,55 @@ def changed(program: Program, **parts: Any) -> Program:
     )
 
 
-def replace_nodes(program: Program, op: str, change: Callable[[Any], Any]) -> Program:
-    nodes = tuple(change(n) if n.op == op else n for n in program.graph.nodes)
+def replace_nodes(program: Program, path: str, changes: Mapping[str, Callable[[Any], Any]]) -> Program:
+    """changes: by operator, of every node whose module path has `path` in it."""
+    nodes = tuple(changes[n.op](n) if n.op in changes and path in n.path else n for n in program.graph.nodes)
     if nodes == program.graph.nodes:
-        raise ValueError(f"no {op} in the graph; the planted fault would be none")
+        raise ValueError(
+            f"no {' or '.join(changes)} in {path or 'the graph'}; the planted fault would be none"
+        )
     return changed(program, graph=dataclasses.replace(program.graph, nodes=nodes))
 
 
-def mask_ignored(program: Program) -> Program:
-    def unmasked(node: Any) -> Any:
+def mask_ignored(program: Program, path: str = "") -> Program:
+    """Whether attention is one step or, where that does not fit, several."""
+
+    def fused(node: Any) -> Any:
         return dataclasses.replace(node, inputs=node.inputs[:3])
 
-    return replace_nodes(program, "attention", unmasked)
+    def alone(node: Any) -> Any:
+        return dataclasses.replace(node, op="softmax", inputs=node.inputs[:1])
+
+    return replace_nodes(program, path, {"attention": fused, "masked_softmax": alone})
 
 
-def gelu_to_relu(program: Program) -> Program:
-    return replace_nodes(program, "gelu", lambda n: dataclasses.replace(n, op="relu", attrs={}))
+def gelu_to_relu(program: Program, path: str = "") -> Program:
+    return replace_nodes(program, path, {"gelu": lambda n: dataclasses.replace(n, op="relu", attrs={})})
 
 
-def weights_of(program: Program, word: str) -> list[tuple[str, torch.Tensor]]:
-    """The weight edges of linear layers whose module path has the word."""
+def weights_of(program: Program, *words: str) -> list[tuple[str, torch.Tensor]]:
+    """The weight edges of linear layers whose module path has all the words."""
     found = []
     for node in program.graph.nodes:
-        if node.op == "linear" and word in node.path:
+        if node.op == "linear" and all(word in node.path for word in words):
             found.append((node.inputs[1], (program.weights or {})[node.inputs[1]]))
             if len(node.inputs) > 2:
                 found.append((node.inputs[2], (program.weights or {})[node.inputs[2]]))
     if not found:
-        raise ValueError(f"no linear layer has {word!r} in its path")
+        raise ValueError(f"no linear layer has {words} in its path")
     return found
 
 
-def uniform_attention(program: Program) -> Program:
-    zeroed = {name: torch.zeros_like(w) for name, w in weights_of(program, "query")}
+def uniform_attention(program: Program, path: str = "") -> Program:
+    zeroed = {name: torch.zeros_like(w) for name, w in weights_of(program, path, "query")}
     return changed(program, weights={**(program.weights or {}), **zeroed})
 
 
-def one_head_dropped(program: Program) -> Program:
-    (name, weight), *_ = weights_of(program, "attention.output.dense")
+def one_head_dropped(program: Program, path: str = "", head: int = WIDTH // HEADS) -> Program:
+    """head: its width."""
+    (name, weight), *_ = weights_of(program, path, "attention.output.dense")
     weight = weight.clone()
-    weight[:, : WIDTH // HEADS] = 0
+    weight[:, :head] = 0
     return changed(program, weights={**(program.weights or {}), name: weight})
 
 
