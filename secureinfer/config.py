@@ -172,7 +172,7 @@ class Settings(_Checked):
 
     name: unique among the parties, as the certificate says. program: a .si file; only a model owner's may
     hold weights. network: a data owner's word for its reports. threads: for computing, default half of the
-    cores. torch_compile: an owner's; local steps on many values are compiled in the background, where there is a C++
+    cores. torch_compile: local steps on many values are compiled in the background, where there is a C++
     compiler, into a folder of this user's cache. queue_bytes: to send to one peer, before a send waits. limits, material,
     material_folder: an owner's, on what was dealt and not yet used; "disk" keeps it, encrypted under keys that stay in
     memory, in files without a name there.
@@ -227,7 +227,7 @@ class Settings(_Checked):
         return ("unsafe_trusted_first_party",) if self.unsafe_trusted_first_party else ()
 
 
-_OF_OWNERS = {"limits", "material", "material_folder", "torch_compile"}
+_OF_OWNERS = {"limits", "material", "material_folder"}
 
 
 def cores() -> int:

@@ -55,7 +55,7 @@ def local_session(
     program: with its weights; only the model owner's processes get the file that has them. timeout: seconds
     that one message may take, a peer's computing included. threads: for computing at each party, default half
     of the cores. network: what reports say of a loopback that was made slow, such as "emulated:wan-40ms".
-    torch_compile: as in the settings of both owners. places: by role, where not all run on the loopback; they state the
+    torch_compile: as in the settings of all. places: by role, where not all run on the loopback; they state the
     network, unless `network` does.
     Everything, certificates included, lives in a temporary folder that goes with the session.
     """
@@ -70,6 +70,7 @@ def local_session(
         overrides={
             "data_owner": {**stated, "torch_compile": torch_compile},
             "model_owner": {"torch_compile": torch_compile},
+            **({"dealer": {"torch_compile": torch_compile}} if has_dealer(program.backend) else {}),
         },
         places=places,
     )

@@ -106,6 +106,7 @@ class Dealer:
         for seed in self.seeds:
             seed.forget(inference)
 
+    @torch.inference_mode()
     def correction(self, inference: int, request: Request) -> dict[str, torch.Tensor]:
         """Rank 0's shares of the bound parts of one record."""
         place = (inference, request.step, request.record)

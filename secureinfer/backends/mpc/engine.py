@@ -244,6 +244,7 @@ class MpcEngine(Engine):
                 raise
         self._seed.forget(index)
 
+    @torch.inference_mode()
     def _dealt(self, index: int, request: Request, seed: Seed) -> Parts:
         """This party's shares of one record."""
         kind, rank = request.kind, self.party.rank

@@ -77,18 +77,24 @@ class CurveWindow(opening.Window):
         top2 = ring.logical_shift(value2, SERIES_WINDOW - 1)
         b = combine(free["b"], True)
         zone = ((b[0] ^ b[1]) & 1).long()
-        cos, sin = series.rotation(r, self.period_bits)
-        half = 1 << (series.TRIG_BITS - TRIG_BITS - 1)
-        trig = torch.stack([v for pair in series.multiples(cos, sin, self.terms) for v in pair])
+        trig = fused.run(_dealt_trig, r.reshape(-1), self.period_bits, self.terms).view(2 * self.terms, *self.shape)
         return {
             **super().bind(free, weights),
-            "trig": (trig + half) >> (series.TRIG_BITS - TRIG_BITS),
+            "trig": trig,
             "value2": value2,
             "top2": top2,
             "zone": zone,
             "zone_value2": zone * value2,
             "zone_top2": zone * top2,
         }
+
+
+def _dealt_trig(r: torch.Tensor, period_bits: int, terms: int) -> torch.Tensor:
+    """Cosines and sines of the multiples of r's angle, TRIG_BITS fraction bits: [2 terms, elements]."""
+    cos, sin = series.rotation(r, period_bits)
+    shift = series.TRIG_BITS - TRIG_BITS
+    half = 1 << (shift - 1)
+    return torch.stack([(v + half) >> shift for pair in series.multiples(cos, sin, terms) for v in pair])
 
 
 @functools.cache
