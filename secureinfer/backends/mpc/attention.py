@@ -1,6 +1,6 @@
 """Fraction bits, buckets and rings of scaled dot-product attention, for its kernel and its cost; plain numbers.
 
-Scores have SCORE_BITS fraction bits, in the ring of their product. They lie within +-reach; where a mask drops a place,
+Scores have score_bits fraction bits, in the ring of their product. They lie within +-reach; where a mask drops a place,
 `penalty` is taken from its score, so that it lies below every score that is kept and its exponential is exactly 0. A row's
 maximum is needed only to one `step`: a count of the scores in each bucket of that width has it in its highest bucket that is
 not empty.
@@ -17,10 +17,11 @@ from . import windows
 from .pieces import Pieces
 from .ranges import log2_ceil
 
-SCORE_BITS = 24
-"""Fraction bits of queries and of keys together: what rounding moves a score by is some 2**-12 times the other's norm."""
+SCORE_BITS = (26, 24)
+"""Fraction bits of queries and keys together, best first: rounding moves a score by some 2**-13 times the other's norm."""
 
 LEAST_OPERAND_BITS = 10
+LEAST_BOUND = 16.0
 HEAD_ROOM = 4
 """Of the sixteen times that bounds of edges leave, scores get a quarter: their range costs dealt tables."""
 
@@ -37,7 +38,7 @@ PIECE_BITS = 3
 POWER_BITS, FACTOR_BITS = 26, 12
 """Fraction bits of the dealt powers of e and of the public factors that multiply them."""
 
-VALUE_WINDOW, MOST_VALUE_BITS, LEAST_VALUE_BITS = 24, 14, 10
+VALUE_WINDOW, MOST_VALUE_BITS, LEAST_VALUE_BITS = 24, 14, 13
 """An exponential is opened in so many bits, with as many fraction bits as the product with the values leaves."""
 
 RESULT_BITS, INVERSE_BITS = 12, 20
@@ -52,7 +53,7 @@ TOURNAMENT_BITS, TOURNAMENT_WINDOW = 2, 16
 
 @dataclass(frozen=True)
 class Attention:
-    """query_bits, key_bits: fraction bits, and product_ring: bits, of the product that gives the scores.
+    """query_bits, key_bits, score_bits: fraction bits of the product that gives the scores, and product_ring: its bits.
 
     reach, penalty: of scores, in units. step: log2 of a bucket's width. first, buckets: those of scores that are kept.
 
@@ -63,6 +64,7 @@ class Attention:
 
     query_bits: int
     key_bits: int
+    score_bits: int
     product_ring: int
     width: int
     rows: int
@@ -91,26 +93,21 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
         return "the operands' leading dimensions differ, or there is nothing to compute"
     if v.bound is None or output.bound is None or v.ring_bits != 64 or v.scale != output.scale:
         return "the values are not in the whole ring at the result's fraction bits"
-    query_bits = min(
-        max(SCORE_BITS // 2 + (q.scale - k.scale) // 2, LEAST_OPERAND_BITS), SCORE_BITS - LEAST_OPERAND_BITS
-    )
-    key_bits = SCORE_BITS - query_bits
-    left = 64 - max(q.scale - query_bits, k.scale - key_bits, 0)
-    product_ring = min(40, 8 * (left // 8))
-    if q.ring_bits != 64 or k.ring_bits != 64 or product_ring < 32:
-        return "queries and keys leave no ring for the scores"
     width = k.shape[-1]
     reach = int(max(4, 2 ** log2_ceil(float(node.attrs["scores"]) / HEAD_ROOM)))
     penalty = 2 * reach + DROPPED if len(inputs) > 3 else 0
+    # from the lowest dropped score to the highest maximum, and back
+    inside_bits = max(3, log2_ceil((4 * reach + penalty + 8 * parties) / (1 << PIECE_BITS) + 2))
+    product = _product(q, k, reach + penalty, inside_bits + PIECE_BITS + ARGUMENT_BITS)
+    if isinstance(product, str):
+        return product
+    query_bits, key_bits, product_ring = product
     step = 0 if reach <= 16 else 1 if reach <= 64 else 2
     index_bits = log2_ceil((2 * reach + penalty) / (1 << step) + 4 + parties)
     buckets = (2 * reach >> step) + 3
-    # from the lowest dropped score to the highest maximum, and back
-    inside_bits = max(3, log2_ceil((4 * reach + penalty + 8 * parties) / (1 << PIECE_BITS) + 2))
-    argument = inside_bits + PIECE_BITS + ARGUMENT_BITS
-    short = argument > min(ARGUMENT_WINDOW, product_ring - SCORE_BITS + ARGUMENT_BITS)
-    if short or reach + penalty >= 1 << min(12, product_ring - 2 - SCORE_BITS):
-        return "no window holds the range of its scores"
+    counted = index_bits <= 8 and buckets <= MOST_BUCKETS
+    if not counted:  # a tournament is exact to a quarter
+        step = 0
     over = math.ceil(parties * (1 << step) * math.log2(math.e) / 2)  # log2 of the greatest exponential
     size = log2_ceil(width) + over + log2_ceil(v.bound)
     for ring in (40, 48, 56):
@@ -125,6 +122,7 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
         return f"a row of {width} scores"
     return Attention(
         query_bits=query_bits,
+        score_bits=query_bits + key_bits,
         key_bits=key_bits,
         product_ring=product_ring,
         width=width,
@@ -136,7 +134,7 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
         buckets=buckets,
         index_bits=index_bits,
         inside_bits=inside_bits,
-        counted=index_bits <= 8 and buckets <= MOST_BUCKETS,
+        counted=counted,
         value_bits=value_bits,
         values_cut=v.scale - values_bits,
         ring=ring,
@@ -144,6 +142,32 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
         pieces=pieces,
         result_ring=windows.width_of(output.bound, RESULT_BITS + INVERSE_BITS),
     )
+
+
+def _product(q: Edge, k: Edge, reach: int, argument: int) -> tuple[int, int, int] | str:
+    """Fraction bits of queries and keys, and the ring of their product; or why none holds scores up to reach.
+
+    argument: bits of the exponent's window that count. What rounding one operand does is as large as the other, so that the
+    one with the smaller bound gets more bits; raw operands leave a smaller ring the more is cut.
+    """
+    if q.ring_bits != 64 or k.ring_bits != 64:
+        return "queries or keys are not in the whole ring"
+    sizes = log2_ceil(k.bound or LEAST_BOUND) - log2_ceil(q.bound or LEAST_BOUND)
+    found: tuple[int, int, int] | None = None
+    for total in SCORE_BITS:
+        for lean in (sizes // 2, (q.scale - k.scale) // 2):
+            query = min(max(total // 2 + lean, LEAST_OPERAND_BITS), total - LEAST_OPERAND_BITS)
+            key = total - query
+            ring = min(40, 8 * ((64 - max(q.scale - query, k.scale - key, 0)) // 8))
+            room = min(12, ring - 2 - total)
+            fits = (
+                argument <= min(ARGUMENT_WINDOW, ring - total + ARGUMENT_BITS)
+                and room > 0
+                and reach < 1 << room
+            )
+            if ring >= 32 and fits and (found is None or ring > found[2]):
+                found = query, key, ring
+    return found or "no ring holds the range of its scores"
 
 
 def _odd(node: Node, inputs: Sequence[Edge], output: Edge) -> str | None:

@@ -68,6 +68,9 @@ class _Check:
                 return reason
         if node.op == "rescale" and not isinstance(node.attrs.get("exact"), bool):
             return "a cut that is neither exact nor not"
+        extended = node.op == "rescale" and raw and out.scale == raw[0].scale and out.scale > self._precision
+        if extended and out.ring_bits == 64 and out.name not in self._exposed:
+            return self._make_raw(out, out.scale)
         if out.name in self._exposed and raw and not (node.op == "rescale" and node.attrs["exact"]):
             if node.op in ("rescale", *CUTS):
                 return "a cut that outputs show is not exact"
@@ -82,8 +85,7 @@ class _Check:
         if kernel == f"{node.op}.window" and node.op in WHOLE:
             inside = operand.name in node.inputs[: WHOLE[node.op]]
             edges = [self._graph.edge(e) for e in node.inputs]
-            output = self._graph.edge(node.outputs[0])
-            return refusal(node, edges, output) if inside else f"{operand.name} was not cut"
+            return refusal(self._graph, node, edges) if inside else f"{operand.name} was not cut"
         if kernel == "argmax.window" and not index_bits(operand, node.attrs["dim"]):
             enough = operand.ring_bits >= argmax_bits(operand, node.attrs["dim"])
             return None if enough else "its operand's ring is too small to compare in"

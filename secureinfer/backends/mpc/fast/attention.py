@@ -34,7 +34,6 @@ from ..attention import (
     PIECE_BITS,
     POWER_BITS,
     RESULT_BITS,
-    SCORE_BITS,
     TOURNAMENT_BITS,
     TOURNAMENT_WINDOW,
     VALUE_WINDOW,
@@ -181,7 +180,7 @@ def _attention(call: StepCall) -> Values:
     )
     if plan.penalty:  # the owner of the mask, or everybody's share of it, takes the penalty off
         keep = call.share(3).tensor - (1 if p.first else 0)
-        score = score + (keep * (plan.penalty << SCORE_BITS)).expand(score.shape)
+        score = score + (keep * (plan.penalty << plan.score_bits)).expand(score.shape)
     score = score.contiguous()
     rows = score.reshape(plan.rows, plan.width)
     greatest = _by_counts(p, rows, plan) if plan.counted else _by_tournament(p, rows, plan)
@@ -218,7 +217,7 @@ def _by_counts(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
     """The greatest score of each row, [rows, 1], to one bucket; at least the lowest that is kept."""
     kind = Buckets(tuple(rows.shape), plan.index_bits)
     parts = p.take(kind)
-    index = shrink(rows, SCORE_BITS + plan.step)
+    index = shrink(rows, plan.score_bits + plan.step)
     (c,) = run(p, _open(p, "bucket", index, parts["r"]))
     if p.tracing:
         counts = torch.empty((plan.rows, plan.buckets), dtype=torch.uint8, device="meta")
@@ -237,7 +236,7 @@ def _by_counts(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
     highest = (bit + sign if p.first else bit).sum(-1, keepdim=True)
     if p.first:
         highest = highest + plan.first - 1
-    return highest << (SCORE_BITS + plan.step)
+    return highest << (plan.score_bits + plan.step)
 
 
 def _open(p: Party, what: str, x: torch.Tensor, r: torch.Tensor) -> Talk[list[torch.Tensor]]:
@@ -259,19 +258,19 @@ def _counts(c: torch.Tensor, hot: torch.Tensor, plan: Attention) -> torch.Tensor
 
 def _by_tournament(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
     """The same for scores of any range, in a round or three for each doubling of the row."""
-    coarse = shrink(rows, SCORE_BITS - TOURNAMENT_BITS)
+    coarse = shrink(rows, plan.score_bits - TOURNAMENT_BITS)
     least = torch.zeros_like(coarse[:, :1])
     if p.first:
         least = least - ((plan.reach + 1) << TOURNAMENT_BITS)
     greatest = maximum(p, torch.cat([coarse, least], -1), TOURNAMENT_WINDOW)
-    return (greatest << (SCORE_BITS - TOURNAMENT_BITS)).unsqueeze(-1)
+    return (greatest << (plan.score_bits - TOURNAMENT_BITS)).unsqueeze(-1)
 
 
 def _exponentials(p: Party, d: torch.Tensor, plan: Attention) -> torch.Tensor:
     """exp(d) at plan.value_bits, in the 64-bit ring; exactly 0 below -24."""
     kind = Exponent(tuple(d.shape), plan.inside_bits)
     parts = p.take(kind)
-    d = shrink(d, SCORE_BITS - ARGUMENT_BITS)
+    d = shrink(d, plan.score_bits - ARGUMENT_BITS)
     (c,) = run(p, _opened(p, d if p.tracing else d + parts["r"]))
     if p.tracing:
         inside, value = torch.empty(d.shape, dtype=torch.uint8, device="meta"), d

@@ -235,9 +235,9 @@ def _norm_error(c: StepContext) -> float:
     gain = bound_of(c.inputs[1]) if c.node.attrs["has_weight"] else 1.0
     normal = math.sqrt(plan.width)
     rounded = 2 * c.parties * 2.0**-plan.centred * 2.0**NORM_SIGMA_BITS
-    return gain * (normal * (RELATIVE_ERROR + rounded) + 2.0 ** (1 - plan.normal) * c.parties) + 4 * unit_of(
-        c
-    )
+    return gain * (
+        normal * RELATIVE_ERROR + 2 * rounded + 2.0 ** (1 - plan.normal) * c.parties
+    ) + 4 * unit_of(c)
 
 
 ROWS.add("layer_norm", "layer_norm.window", _norm_accepts, _norm_cost, _norm_error,
@@ -267,10 +267,8 @@ def _attention_error(c: StepContext) -> float:
     if isinstance(plan, str):
         return 0.0
     q, k, v = c.inputs[:3]
-    inner = q.shape[-1]
-    score: float = (
-        c.parties * 2.0 ** -min(plan.key_bits, plan.query_bits) * inner * (bound_of(q) + bound_of(k)) / 16
-    )
+    rounded = 2.0**-plan.query_bits * bound_of(k) + 2.0**-plan.key_bits * bound_of(q)
+    score: float = c.parties * math.sqrt(q.shape[-1]) * rounded
     least = 2.0 ** (plan.pieces.low - plan.value_bits)
     value = (c.parties + 1) * 2.0**-plan.value_bits / least * math.sqrt(plan.width)
     return bound_of(v) * (2 * score + value + 2 * RELATIVE_ERROR + 2.0**-10) + 4 * unit_of(c)

@@ -77,7 +77,9 @@ class CurveWindow(opening.Window):
         top2 = ring.logical_shift(value2, SERIES_WINDOW - 1)
         b = combine(free["b"], True)
         zone = ((b[0] ^ b[1]) & 1).long()
-        trig = fused.run(_dealt_trig, r.reshape(-1), self.period_bits, self.terms).view(2 * self.terms, *self.shape)
+        trig = fused.run(_dealt_trig, r.reshape(-1), self.period_bits, self.terms).view(
+            2 * self.terms, *self.shape
+        )
         return {
             **super().bind(free, weights),
             "trig": trig,

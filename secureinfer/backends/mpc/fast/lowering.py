@@ -29,17 +29,15 @@ WHOLE: Mapping[str, int] = MappingProxyType({"layer_norm": 1, "attention": 2})
 """Operators whose kernels take raw operands in the whole ring, and how many of their first operands."""
 
 
-def refusal(node: Node, operands: list[Edge], output: Edge) -> str | None:
-    """Why the kernel of an operator in WHOLE cannot run on these edges, or None."""
-    if node.op == "attention":  # the number of parties moves no decision but a bit of head-room
-        plan: object = attention.attention(node, operands, output, MOST_PARTIES)
+def refusal(graph: Graph, node: Node, operands: list[Edge]) -> str | None:
+    """Why the kernel of an operator in WHOLE cannot run on these operands, or None."""
+    output = graph.edge(node.outputs[0])
+    if node.op == "attention":
+        plan: object = attention.attention(node, operands, output, 1 + max(1, len(graph.owners())))
     else:
         plan = norms.norm(node, operands, output)
     return plan if isinstance(plan, str) else None
 
-
-MOST_PARTIES = 4
-"""Attention is fused where it fits for so many parties: a graph does not depend on their number."""
 
 EXACT = frozenset((
     *PASSES_ON, *CUTS, "rescale", "amax", "argmax", "max_pool2d", "sign", "where", "pad", "index_select", "sum", "cumsum",
@@ -99,8 +97,7 @@ def _attention(
         return None
     operands = (*scores.inputs, node.inputs[1], *weights.inputs[1:])
     whole = replace(node, op="attention", inputs=operands, attrs={"scores": edge.bound})
-    edges = [graph.edge(e) for e in operands]
-    if refusal(whole, edges, graph.edge(node.outputs[0])) is not None:
+    if refusal(graph, whole, [graph.edge(e) for e in operands]) is not None:
         return None
     return whole, inner
 
@@ -134,9 +131,10 @@ class _Lowering:
         edge = self._edges[name]
         raw = replace(edge, scale=scale, ring_bits=windows.width_of(edge.bound or 0.0, scale))
         final = name in self._graph.outputs
-        # A table's ring stays as small as its values: one-hot rows are the longest message of a model.
-        widened = node.op == "embedding" and self._is_widened(name)
-        if not final and not widened and self._takes_raw(name, scale):
+        taken = not final and self._takes_raw(name, scale)
+        if taken and node.op == "embedding" and self._is_widened(name):
+            return self._extended(node, raw)
+        if taken:
             self._edges[name] = raw
             self._raw.add(name)
             return [node]
@@ -148,6 +146,18 @@ class _Lowering:
         attrs = {"exact": name in self._exposed}
         cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), attrs, node.path)
         return [replace(node, outputs=(hidden,)), cut]
+
+    def _extended(self, node: Node, raw: Edge) -> Iterable[Node]:
+        """A table's product in a ring as small as its values, since one-hot rows are a model's longest message; and from
+        there into the whole ring, with all its fraction bits.
+        """
+        name = raw.name
+        hidden = replace(raw, name=name + RAW)
+        self._edges[hidden.name] = hidden
+        self._edges[name] = replace(raw, ring_bits=64)
+        self._raw |= {name, hidden.name}
+        extend = Node(f"{node.name}{RAW}", "rescale", (hidden.name,), (name,), {"exact": False}, node.path)
+        return [replace(node, outputs=(hidden.name,)), extend]
 
     def _cut_operands(self, node: Node) -> Iterable[Node]:
         """A node whose result is not raw: operands that are, and that its kernel does not take, are cut first."""
@@ -222,7 +232,7 @@ class _Lowering:
         if node.op in WHOLE and name in node.inputs[: WHOLE[node.op]]:
             raw = replace(edge, scale=scale)
             operands = [raw if e == name else self._graph.edge(e) for e in node.inputs]
-            return refusal(node, operands, self._graph.edge(node.outputs[0])) is None
+            return refusal(self._graph, node, operands) is None
         return False
 
     def _fits_argmax(self, node: Node, scale: int) -> bool:
