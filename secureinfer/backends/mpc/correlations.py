@@ -22,6 +22,9 @@ from .packing import pack, packed_bytes, unpack
 
 Shares = Sequence[torch.Tensor]
 
+ALIGNMENT = 64
+"""Bytes: of tensors that compiled code reads as they are."""
+
 
 @dataclass(frozen=True)
 class MaskedWeight:
@@ -94,9 +97,11 @@ class Correlation(ABC):
             piece = payload[offset : offset + p.nbytes]
             offset += p.nbytes
             if p.bits:
-                out[p.name] = unpack(piece, p.shape, p.bits, p.dtype)
+                value = unpack(piece, p.shape, p.bits, p.dtype)
             else:
-                out[p.name] = tensors_from(piece, [torch.empty(p.shape, dtype=p.dtype)])[0]
+                value = tensors_from(piece, [torch.empty(p.shape, dtype=p.dtype)])[0]
+            # A part of a payload may begin anywhere; compiled code would copy it at each use, online.
+            out[p.name] = value.clone() if value.data_ptr() % ALIGNMENT else value
         return out
 
 
