@@ -105,7 +105,7 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
     step = 0 if reach <= 16 else 1 if reach <= 64 else 2
     index_bits = log2_ceil((2 * reach + penalty) / (1 << step) + 4 + parties)
     buckets = (2 * reach >> step) + 3
-    counted = index_bits <= 8 and buckets <= MOST_BUCKETS
+    counted = index_bits <= 8 and buckets <= MOST_BUCKETS and width <= MOST_COUNTED
     if not counted:  # a tournament is exact to a quarter
         step = 0
     over = math.ceil(parties * (1 << step) * math.log2(math.e) / 2)  # log2 of the greatest exponential
@@ -118,8 +118,8 @@ def attention(node: Node, inputs: Sequence[Edge], output: Edge, parties: int) ->
     else:
         return "no ring holds the product with the values"
     pieces = Pieces("reciprocal", value_bits - over, value_bits + log2_ceil(width) + over, value_bits)
-    if not pieces.fits() or width > MOST_COUNTED:
-        return f"a row of {width} scores"
+    if not pieces.fits():
+        return f"no pieces hold the sum of {width} exponentials"
     return Attention(
         query_bits=query_bits,
         score_bits=query_bits + key_bits,
