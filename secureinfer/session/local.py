@@ -70,7 +70,7 @@ def local_session(
         overrides={
             "data_owner": {**stated, "torch_compile": torch_compile},
             "model_owner": {"torch_compile": torch_compile},
-            **({"dealer": {"torch_compile": torch_compile}} if has_dealer(program.backend) else {}),
+            "dealer": {"torch_compile": torch_compile},
         },
         places=places,
     )

@@ -222,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
         rows, told = run(given, progress)
         if given.out is not None:
             write(given.out, rows, told)
-    except SecureInferError as why:
+    except (SecureInferError, engines.EngineError) as why:
         sys.stderr.write(f"{type(why).__name__}: {why}\n")
         return 2 if isinstance(why, UsageError) else 1
     finally:

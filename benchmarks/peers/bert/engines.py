@@ -22,7 +22,6 @@ from torch import Tensor
 
 import secureinfer as si
 from secureinfer.config import cores
-from secureinfer.errors import SecureInferError
 
 from . import child
 from .case import Case
@@ -37,16 +36,12 @@ WARM_TURNS = 3
 _SPU_SENT = re.compile(r"Link details: total send bytes (\d+)")
 
 
-class EngineError(SecureInferError):
-    """An engine that ended, stalled, or was given other weights or another input."""
-
-    code = "engine"
+class EngineError(Exception):
+    """An engine that ended, stalled, or was given other weights or another input; no error of the library."""
 
 
 class UnavailableError(EngineError):
     """An engine that is not on this machine, and how to get it."""
-
-    code = "engine_unavailable"
 
 
 class Engine(Protocol):

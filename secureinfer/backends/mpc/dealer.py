@@ -90,6 +90,7 @@ class Dealer:
             for weight, shape in self._weights.items()
         }
 
+    @torch.inference_mode()
     def deal(self, inference: int, link: Link) -> None:
         """Send rank 0 the corrections of one inference, a frame a record. Each index once, in rising order (R3)."""
         if inference < self._next:
@@ -106,7 +107,6 @@ class Dealer:
         for seed in self.seeds:
             seed.forget(inference)
 
-    @torch.inference_mode()
     def correction(self, inference: int, request: Request) -> dict[str, torch.Tensor]:
         """Rank 0's shares of the bound parts of one record."""
         place = (inference, request.step, request.record)
