@@ -14,27 +14,16 @@ import math
 import os
 import sys
 import time
-import types
-import warnings
 from pathlib import Path
 from typing import Any
 
+from ..crypten_stock import load_crypten
 from . import child
 from .digest import digest
 
 MASKED = 64.0
 """Taken from scores of masked places. CrypTen's exp is (1 + x/256)^256, which explodes below -512: 1e4 would."""
 PATCHED = "an empty torch.onnx._internal.registration, so that it imports; nothing else"
-
-
-def load_crypten() -> Any:
-    stub = types.ModuleType("torch.onnx._internal.registration")
-    stub.registry = types.SimpleNamespace()  # type: ignore[attr-defined]
-    sys.modules.setdefault(stub.__name__, stub)
-    warnings.simplefilter("ignore")
-    import crypten
-
-    return crypten
 
 
 class Bert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from .fast.catalog import CATALOG
 from .party import Party
 from .ranges import bound_bits
 from .values import Operand, Share
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ class StepCall:
     def scale(self) -> int:
         """Fraction bits of floats in this program."""
         return int(self.options["precision_bits"])
+
+    def planned(self, plan: Plan | str) -> Plan:
+        """A kernel's plan of this step. Raises SessionError where it is the reason why there is none."""
+        if isinstance(plan, str):
+            raise SessionError(f"{self.node.name}: {plan}")
+        return plan
 
     def attr(self, name: str) -> Any:
         return self.node.attrs[name]

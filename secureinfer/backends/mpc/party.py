@@ -250,19 +250,17 @@ class Party:
         offset = 0
         for x, bits in words:
             size = packed_bytes(x.numel(), bits)
-            total: torch.Tensor | None = None
+            total = x
+            # Whole words may be the payload's own memory, which is not ours to write to; others were made for us.
+            ours = 8 * x.itemsize != bits
             for row in rows:
                 other = unpack(row[offset : offset + size], x.shape, bits, x.dtype)
-                if (
-                    total is None
-                ):  # whole words may be the payload's own memory, which is not ours to write to
-                    total = other ^ x if xor else other + x if 8 * x.itemsize == bits else other.add_(x)
+                if xor:
+                    total = other.bitwise_xor_(total) if ours else other ^ total
                 else:
-                    total = total.bitwise_xor_(other) if xor else total.add_(other)
+                    total = other.add_(total) if ours else other + total
             offset += size
-            if total is None:
-                total = x
-            opened.append(total if bits == 64 or xor else total.bitwise_and_((1 << bits) - 1))
+            opened.append(total & ((1 << bits) - 1) if bits < 64 and not xor else total)
         return opened
 
     def _audited(self, words: Sequence[torch.Tensor], what: str, mask: Place | None) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from . import windows
-
 RATIO_BITS = 2
 """log2 of how many times a zone's end is its beginning."""
 
@@ -74,4 +72,4 @@ class Pieces:
         return [1 << self.begin(z) for z in range(1, self.zones)]
 
     def fits(self) -> bool:
-        return self.piece_bits(0) >= 1 and self.high <= 62 and windows.MOST_MERGED > 0
+        return self.piece_bits(0) >= 1 and self.high <= 62

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ....errors import SessionError
-from .. import attention, ring
+from .. import attention
 from ..attention import (
     ARGUMENT_BITS,
     ARGUMENT_WINDOW,
@@ -39,12 +38,13 @@ from ..attention import (
     VALUE_WINDOW,
     Attention,
 )
-from ..correlations import Correlation, MaskedWeight, Part, Product, SessionWeight, Shares, combine
+from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..kernels import StepCall, kernel
-from ..party import Party
+from ..party import Party, Word
 from ..values import Share
 from . import fused, gates, opening, pieces, scaled
 from .choices import Values, maximum
+from .matrices import beaver
 from .rounding import shrink
 from .talk import Talk, run, together
 
@@ -157,27 +157,14 @@ def _factors(device: torch.device) -> torch.Tensor:
     return torch.tensor(out, device=device)
 
 
-def plan_of(call: StepCall) -> Attention:
-    edges = [o.edge for o in call.operands]
-    plan = attention.attention(call.node, edges, call.outputs[0], call.party.size)
-    if isinstance(plan, str):
-        raise SessionError(f"{call.node.name}: {plan}")
-    return plan
-
-
 @kernel("attention.window")
 def _attention(call: StepCall) -> Values:
-    p, plan, out = call.party, plan_of(call), call.outputs[0]
+    p, out = call.party, call.outputs[0]
+    edges = [o.edge for o in call.operands]
+    plan = call.planned(attention.attention(call.node, edges, out, p.size))
     q, k, v = (call.share(i) for i in range(3))
-    score = run(
-        p,
-        product(
-            p,
-            shrink(q.tensor, q.scale - plan.query_bits),
-            shrink(k.tensor, k.scale - plan.key_bits),
-            plan.product_ring,
-        ),
-    )
+    queries, keys = shrink(q.tensor, q.scale - plan.query_bits), shrink(k.tensor, k.scale - plan.key_bits)
+    score = run(p, product(p, queries, keys, plan.product_ring))
     if plan.penalty:  # the owner of the mask, or everybody's share of it, takes the penalty off
         keep = call.share(3).tensor - (1 if p.first else 0)
         score = score + (keep * (plan.penalty << plan.score_bits)).expand(score.shape)
@@ -201,16 +188,8 @@ def _attention(call: StepCall) -> Values:
 
 
 def product(p: Party, x: torch.Tensor, y: torch.Tensor, bits: int) -> Talk[torch.Tensor]:
-    """x @ y modulo 2**bits of two shares: Beaver, one round."""
-    shape = (*x.shape[:-1], y.shape[-1])
-    parts = p.take(Product("matmul", tuple(x.shape), tuple(y.shape), shape, (), bits))
-    items = ((x, bits), (y, bits)) if p.tracing else ((x - parts["a"], bits), (y - parts["b"], bits))
-    e, d = yield [p.word("beaver", *items)]
-    if p.tracing:
-        return parts["c"]
-    right = parts["b"] + d if p.first else parts["b"]
-    left, right = torch.cat([e, parts["a"]], -1), torch.cat([right, d], -2)
-    return parts["c"] + ring.apply("matmul", left, right, {}, bits)
+    """x @ y modulo 2**bits of two shares."""
+    return beaver(p, "matmul", x, y, (*x.shape[:-1], y.shape[-1]), {}, bits)
 
 
 def _by_counts(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
@@ -218,17 +197,16 @@ def _by_counts(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
     kind = Buckets(tuple(rows.shape), plan.index_bits)
     parts = p.take(kind)
     index = shrink(rows, plan.score_bits + plan.step)
-    (c,) = run(p, _open(p, "bucket", index, parts["r"]))
+    (c,) = p.open_together([_byte(p, "bucket", index, parts["r"])])
     if p.tracing:
         counts = torch.empty((plan.rows, plan.buckets), dtype=torch.uint8, device="meta")
     else:
         counts = _counts(c, parts["hot"], plan)
         counts = counts.flip(-1).cumsum(-1).flip(-1).to(torch.uint8)
     table = p.take(NotEmpty(tuple(counts.shape)))
-    mask = p.mask
-    (c,) = run(p, _open(p, "count", counts, table["r"]))
+    (c,) = p.open_together([_byte(p, "count", counts, table["r"])])
     found = table["b"] if p.tracing else (_bit_at(table["table"], c.long()) ^ table["b"]) & 1
-    (z,) = run(p, _said(p, found, mask))
+    (z,) = p.open_words([(found, 1)], "bit", xor=True)
     if p.tracing:
         return torch.empty_like(rows[:, :1])
     sign = z.long()
@@ -239,14 +217,10 @@ def _by_counts(p: Party, rows: torch.Tensor, plan: Attention) -> torch.Tensor:
     return highest << (plan.score_bits + plan.step)
 
 
-def _open(p: Party, what: str, x: torch.Tensor, r: torch.Tensor) -> Talk[list[torch.Tensor]]:
+def _byte(p: Party, what: str, x: torch.Tensor, r: torch.Tensor) -> Word:
     """x + r modulo 256."""
-    words = x.to(torch.uint8) if p.tracing else x.to(torch.uint8) + r
-    return (yield [p.word(what, (words, 8))])
-
-
-def _said(p: Party, bit: torch.Tensor, mask: object) -> Talk[list[torch.Tensor]]:
-    return (yield [p.word("bit", (bit, 1), xor=True, mask=mask)])  # type: ignore[arg-type]
+    low = x.to(torch.uint8)
+    return p.word(what, (low if p.tracing else low + r, 8))
 
 
 def _counts(c: torch.Tensor, hot: torch.Tensor, plan: Attention) -> torch.Tensor:
@@ -271,22 +245,14 @@ def _exponentials(p: Party, d: torch.Tensor, plan: Attention) -> torch.Tensor:
     kind = Exponent(tuple(d.shape), plan.inside_bits)
     parts = p.take(kind)
     d = shrink(d, plan.score_bits - ARGUMENT_BITS)
-    (c,) = run(p, _opened(p, d if p.tracing else d + parts["r"]))
+    (c,) = p.open_words([(d if p.tracing else d + parts["r"], ARGUMENT_WINDOW)], "exponent")
     if p.tracing:
         inside, value = torch.empty(d.shape, dtype=torch.uint8, device="meta"), d
     else:
-        flat = (
-            parts["powers"].reshape(NEAR, -1),
-            parts["inside"].reshape(kind.words, -1),
-            _factors(c.device),
-        )
-        value, inside = fused.run(_powers, c.reshape(-1), *flat, plan.inside_bits)
+        powers, table = parts["powers"].reshape(NEAR, -1), parts["inside"].reshape(kind.words, -1)
+        value, inside = fused.run(_powers, c.reshape(-1), powers, table, _factors(c.device), plan.inside_bits)
         value = shrink(value.view(d.shape), POWER_BITS + FACTOR_BITS - plan.value_bits)
     return run(p, gates.gated(p, value, inside.view(d.shape), VALUE_WINDOW))
-
-
-def _opened(p: Party, words: torch.Tensor) -> Talk[list[torch.Tensor]]:
-    return (yield [p.word("exponent", (words, ARGUMENT_WINDOW))])
 
 
 def _powers(

@@ -7,6 +7,7 @@ to its row.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ....graph.ir import Edge
 from ....plan.spec import Cost, Registry, StepContext
@@ -17,6 +18,7 @@ from ..norms import Norm
 from ..pieces import RELATIVE_ERROR
 from ..rings import check_rings
 from ..rows import (
+    Accept,
     Formula,
     Rows,
     bound_of,
@@ -214,9 +216,14 @@ def _norm(c: StepContext) -> Norm | str:
     return norms.norm(c.node, c.inputs, c.outputs[0])
 
 
-def _norm_accepts(c: StepContext) -> str | None:
-    plan = _norm(c)
-    return secret(c) or (plan if isinstance(plan, str) else None)
+def _planned(plan_of: Callable[[StepContext], object]) -> Accept:
+    """Accepts the steps of which there is a plan, and not the reason why there is none."""
+
+    def accepts(c: StepContext) -> str | None:
+        plan = plan_of(c)
+        return secret(c) or (plan if isinstance(plan, str) else None)
+
+    return accepts
 
 
 def _norm_cost(c: StepContext) -> Cost:
@@ -240,17 +247,12 @@ def _norm_error(c: StepContext) -> float:
     ) + 4 * unit_of(c)
 
 
-ROWS.add("layer_norm", "layer_norm.window", _norm_accepts, _norm_cost, _norm_error,
+ROWS.add("layer_norm", "layer_norm.window", _planned(_norm), _norm_cost, _norm_error,
      "PROTOCOLS: one opening for squares and product; 1/sigma by pieces, zones by comparisons")  # fmt: skip
 
 
 def _attention(c: StepContext) -> Attention | str:
     return attention.attention(c.node, c.inputs, c.outputs[0], c.parties)
-
-
-def _attention_accepts(c: StepContext) -> str | None:
-    plan = _attention(c)
-    return secret(c) or (plan if isinstance(plan, str) else None)
 
 
 def _attention_cost(c: StepContext) -> Cost:
@@ -274,7 +276,7 @@ def _attention_error(c: StepContext) -> float:
     return bound_of(v) * (2 * score + value + 2 * RELATIVE_ERROR + 2.0**-10) + 4 * unit_of(c)
 
 
-ROWS.add("attention", "attention.window", _attention_accepts, _attention_cost, _attention_error,
+ROWS.add("attention", "attention.window", _planned(_attention), _attention_cost, _attention_error,
      "PROTOCOLS: attention; the maximum by counts, separable exponentials from one opening, division last")  # fmt: skip
 
 # -- products, raw

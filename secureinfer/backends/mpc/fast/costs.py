@@ -6,7 +6,6 @@ p: compute parties, n: elements, k: bits of the window. The protocols are in ope
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from ....graph.ir import Edge
 from ....plan.spec import Cost
@@ -99,13 +98,19 @@ def curve(p: int, n: int, c: Curve) -> Cost:
     """Two comparisons, and beside them a series' value under a mask of its own."""
     compared = c.bits - 1 - c.low
     corrected = record(n, c.bits, cut=c.cut, compared=compared, thresholds=2, gate=c.gate)
-    second = 3 * 8 + 2 * (8 - SERIES_WINDOW // 8)
-    corrected += n * (2 * c.terms * c.word_bits // 8 + second)
+    corrected += n * 2 * c.terms * c.word_bits // 8 + gate_record(n, SERIES_WINDOW)
     opened, records = merge_rounds(2 * n, windows.chunks(compared))
     value = [packed_bytes(n, SERIES_WINDOW)]
     total = exchange(p, packed_bytes(n, c.bits)) + dealt(corrected)
     total = total + side_by_side(p, [*opened, packed_bytes(2 * n, 1)], value)
-    return total + sum_of(dealt(r) for r in records)
+    for corrected in records:
+        total = total + dealt(corrected)
+    return total
+
+
+def gate_record(n: int, k: int) -> int:
+    """Bytes about a second mask of k bits: itself, a bit, their product, and the top bit with and without it."""
+    return n * (3 * 8 + 2 * (8 - k // 8))
 
 
 def scaled_record(n: int, k: int, cut: int, rows: int = 0) -> int:
@@ -153,7 +158,7 @@ def attention(p: int, plan: Attention, q: Edge, k: Edge, v: Edge, out: Edge) -> 
         total = total + maximum(p, plan.rows, pairs, TOURNAMENT_WINDOW)
     words = max(1, (1 << plan.inside_bits) // 64)
     total = total + exchange(p, packed_bytes(n, ARGUMENT_WINDOW)) + dealt(n * 8 * (4 + words))
-    gate = n * (24 + 2 * (8 - VALUE_WINDOW // 8))
+    gate = gate_record(n, VALUE_WINDOW)
     total = total + exchange(p, packed_bytes(n, VALUE_WINDOW) + packed_bytes(n, 1)) + dealt(gate)
     inverse = pieces(p, plan.rows, plan.pieces, INVERSE_BITS)
     opened = packed_bytes(n, plan.ring) + packed_bytes(v.numel, plan.ring)
@@ -162,13 +167,6 @@ def attention(p: int, plan: Attention, q: Edge, k: Edge, v: Edge, out: Edge) -> 
     total = total + dealt(packed_bytes(out.numel, plan.ring)) + inverse + Cost(bytes=both)
     total = total + multiplied(p, out.numel, plan.rows, plan.ring, plan.cut)
     return total + window(p, out.numel, plan.result_ring, cut=RESULT_BITS + INVERSE_BITS - out.scale)
-
-
-def sum_of(costs: Iterable[Cost]) -> Cost:
-    total = Cost()
-    for cost in costs:
-        total = total + cost
-    return total
 
 
 def maximum(p: int, rows: int, pairs: list[int], k: int) -> Cost:

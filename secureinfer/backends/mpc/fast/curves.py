@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import ring, series
+from .. import series
 from ..correlations import MaskedWeight, Part, SessionWeight, Shares, combine
 from ..curves import ANGLE_BITS, FACTOR_BITS, SERIES_WINDOW, TRIG_BITS, Curve, curve_of
 from ..kernels import StepCall, kernel
@@ -27,6 +27,8 @@ from ..series import Series
 from ..values import Share
 from . import fused, opening
 from .choices import Values
+from .gates import value_and_top
+from .opening import masked_by
 from .rounding import shrink
 from .talk import Talk, run, together
 
@@ -72,9 +74,8 @@ class CurveWindow(opening.Window):
     def bind(
         self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
-        r, r2 = combine(free["r"], False).long(), combine(free["r2"], False).long()
-        value2 = r2 & ((1 << SERIES_WINDOW) - 1)
-        top2 = ring.logical_shift(value2, SERIES_WINDOW - 1)
+        r = combine(free["r"], False).long()
+        value2, top2 = value_and_top(combine(free["r2"], False), SERIES_WINDOW)
         b = combine(free["b"], True)
         zone = ((b[0] ^ b[1]) & 1).long()
         trig = fused.run(_dealt_trig, r.reshape(-1), self.period_bits, self.terms).view(
@@ -140,9 +141,7 @@ def _opened_series(p: Party, opened: opening.Opened, curve: Curve) -> Talk[torch
         constant = f.constant << (FACTOR_BITS + TRIG_BITS - series.COEFFICIENT_BITS)
         x = flat - (1 << (kind.bits - 2))
         value = fused.run(_series, x, trig, table, constant, kind.period_bits, p.first).view(kind.shape)
-        words = shrink(value, curve.shift) + parts["r2"]
-        if p.first:
-            words = words + (1 << (SERIES_WINDOW - 2))
+        words = masked_by(p, shrink(value, curve.shift), parts["r2"], SERIES_WINDOW)
     (c,) = yield [p.word("curve", (words, SERIES_WINDOW), mask=opened.mask)]
     return c
 
@@ -166,10 +165,9 @@ def _evaluated(p: Party, x: torch.Tensor, kind: CurveWindow, curve: Curve, scale
     if p.tracing:
         return torch.empty_like(x)
     parts, one = opened.parts, 1 if p.first else 0
-    names = ("zone", "zone_value2", "value2", "zone_top2", "top2")
-    flat = [parts[n].reshape(1, -1) if n.startswith("zone") else parts[n].reshape(-1) for n in names]
-    z = (compared.z[0] ^ compared.z[1]).reshape(1, -1)
-    inside = fused.run(opening.gate, c2.reshape(-1), z, one, SERIES_WINDOW, 0, *flat).view(x.shape)
+    dealt = (parts[n] for n in ("zone", "zone_value2", "value2", "zone_top2", "top2"))
+    z = (compared.z[0] ^ compared.z[1]).unsqueeze(0)
+    inside = opening.gated(p, c2, z, SERIES_WINDOW, 0, *dealt)[0]
     beyond: torch.Tensor
     if curve.gate:
         beyond = compared.values().sum(0)

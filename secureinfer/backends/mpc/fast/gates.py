@@ -13,7 +13,8 @@ import torch
 from .. import ring
 from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
 from ..party import Party
-from . import fused, opening
+from . import opening
+from .opening import masked_by
 from .talk import Talk
 
 
@@ -39,27 +40,28 @@ class Gate(Correlation):
     def bind(
         self, free: Mapping[str, Shares], weights: Mapping[MaskedWeight, SessionWeight]
     ) -> dict[str, torch.Tensor]:
-        value = combine(free["r"], False).long() & ((1 << self.bits) - 1)
         bit = (combine(free["b"], True) & 1).long()
-        top = ring.logical_shift(value, self.bits - 1)
+        value, top = value_and_top(combine(free["r"], False), self.bits)
         return {"value": value, "bit": bit, "bit_value": bit * value, "top": top, "bit_top": bit * top}
+
+
+def value_and_top(r: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask modulo 2**bits, and its top bit."""
+    value = r.long() & ((1 << bits) - 1)
+    return value, ring.logical_shift(value, bits - 1)
 
 
 def gated(p: Party, x: torch.Tensor, w: torch.Tensor, bits: int) -> Talk[torch.Tensor]:
     """A share of w x in the 64-bit ring: one round. x: share with |x| < 2**(bits-2); w: XOR-share, uint8, lowest bit."""
     parts = p.take(Gate(tuple(x.shape), bits))
-    if not p.tracing:
-        x, w = x + parts["r"], (w ^ parts["b"]) & 1
-        if p.first:
-            x = x + (1 << (bits - 2))
     mask = p.mask
-    c, z = yield [p.word("window", (x, bits), mask=mask), p.word("bit", (w, 1), xor=True, mask=mask)]
+    masked = masked_by(p, x, parts["r"], bits)
+    hidden = w if p.tracing else (w ^ parts["b"]) & 1
+    c, z = yield [
+        p.word("window", (masked, bits), mask=mask),
+        p.word("bit", (hidden, 1), xor=True, mask=mask),
+    ]
     if p.tracing:
         return torch.empty_like(x)
-    names = ("bit", "bit_value", "value", "bit_top", "top")
-    flat = [parts[n].reshape(1, -1) if n.startswith("bit") else parts[n].reshape(-1) for n in names]
-    one = 1 if p.first else 0
-    result: torch.Tensor = fused.run(
-        opening.gate, c.reshape(-1), z.reshape(1, -1).bool(), one, bits, 0, *flat
-    )
-    return result.view(x.shape)
+    dealt = (parts[n] for n in ("bit", "bit_value", "value", "bit_top", "top"))
+    return opening.gated(p, c, z.bool().unsqueeze(0), bits, 0, *dealt)[0]

@@ -133,31 +133,26 @@ class _Lowering:
         final = name in self._graph.outputs
         taken = not final and self._takes_raw(name, scale)
         if taken and node.op == "embedding" and self._is_widened(name):
-            return self._extended(node, raw)
+            # One-hot rows are a model's longest message: a table's product stays in a ring as small as its values, and is
+            # extended from there into the whole one, with all its fraction bits.
+            self._edges[name] = replace(raw, ring_bits=64)
+            self._raw.add(name)
+            return self._rescaled(node, raw, exact=False)
         if taken:
             self._edges[name] = raw
             self._raw.add(name)
             return [node]
         if final:  # what is revealed is reduced to the bits in use (R5)
             self._edges[name] = replace(edge, ring_bits=windows.width_of(edge.bound or 0.0, edge.scale))
-        hidden = name + RAW
+        return self._rescaled(node, raw, exact=name in self._exposed)
+
+    def _rescaled(self, node: Node, raw: Edge, *, exact: bool) -> Iterable[Node]:
+        """The node with its raw result, and the step behind it that gives its output the scale and ring of that edge."""
+        name, hidden = raw.name, raw.name + RAW
         self._edges[hidden] = replace(raw, name=hidden)
         self._raw.add(hidden)
-        attrs = {"exact": name in self._exposed}
-        cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), attrs, node.path)
+        cut = Node(f"{node.name}{RAW}", "rescale", (hidden,), (name,), {"exact": exact}, node.path)
         return [replace(node, outputs=(hidden,)), cut]
-
-    def _extended(self, node: Node, raw: Edge) -> Iterable[Node]:
-        """A table's product in a ring as small as its values, since one-hot rows are a model's longest message; and from
-        there into the whole ring, with all its fraction bits.
-        """
-        name = raw.name
-        hidden = replace(raw, name=name + RAW)
-        self._edges[hidden.name] = hidden
-        self._edges[name] = replace(raw, ring_bits=64)
-        self._raw |= {name, hidden.name}
-        extend = Node(f"{node.name}{RAW}", "rescale", (hidden.name,), (name,), {"exact": False}, node.path)
-        return [replace(node, outputs=(hidden.name,)), extend]
 
     def _cut_operands(self, node: Node) -> Iterable[Node]:
         """A node whose result is not raw: operands that are, and that its kernel does not take, are cut first."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 
 from ....errors import SessionError
@@ -10,8 +13,10 @@ from .. import ring
 from ..correlations import FixedProduct, Product, frozen
 from ..generic.matrices import local_product, one_hot_rows, ring_options, with_bias
 from ..kernels import StepCall, factors, kernel
+from ..party import Party
 from ..values import Share
 from .choices import Values
+from .talk import Talk, run
 
 
 def _operand(call: StepCall) -> torch.Tensor:
@@ -69,15 +74,21 @@ def _beaver(call: StepCall) -> Values:
     op, options = ring_options(call)
     party, out = call.party, call.outputs[0]
     x, y = call.share(0).tensor, call.share(1).tensor
-    k = out.ring_bits
-    parts = party.take(Product(op, tuple(x.shape), tuple(y.shape), out.shape, frozen(options), k))
-    product = parts["c"]
-    if not party.tracing:
-        e, d = party.open_words([(x - parts["a"], k), (y - parts["b"], k)], "beaver")
-        product = product + ring.apply(op, e, parts["b"], options) + ring.apply(op, parts["a"], d, options)
-        if party.first:
-            product += ring.apply(op, e, d, options)
-    return _raw(call, product)
+    return _raw(call, run(party, beaver(party, op, x, y, out.shape, options, out.ring_bits)))
+
+
+def beaver(
+    p: Party, op: str, x: torch.Tensor, y: torch.Tensor, shape: Sequence[int], options: Mapping[str, Any], bits: int
+) -> Talk[torch.Tensor]:  # fmt: skip
+    """op(x, y) modulo 2**bits of two shares: one round. Source: Beaver, CRYPTO 1991."""
+    parts = p.take(Product(op, tuple(x.shape), tuple(y.shape), tuple(shape), frozen(options), bits))
+    items = ((x, bits), (y, bits)) if p.tracing else ((x - parts["a"], bits), (y - parts["b"], bits))
+    e, d = yield [p.word("beaver", *items)]
+    if p.tracing:
+        return parts["c"]
+    right = parts["b"] + d if p.first else parts["b"]  # e d, which is public, is added once
+    product = ring.apply(op, e, right, options, bits) + ring.apply(op, parts["a"], d, options, bits)
+    return parts["c"] + product
 
 
 for _op in ("linear", "matmul", "convolution"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from ....errors import SessionError
 from .. import norms, ring
 from ..correlations import FixedProduct
 from ..generic.common import add_plain
@@ -23,16 +22,10 @@ from .rounding import shrink
 from .talk import run
 
 
-def plan_of(call: StepCall) -> Norm:
-    plan = norms.norm(call.node, [o.edge for o in call.operands], call.outputs[0])
-    if isinstance(plan, str):
-        raise SessionError(f"{call.node.name}: {plan}")
-    return plan
-
-
 @kernel("layer_norm.window")
 def _layer_norm(call: StepCall) -> Values:
-    p, plan, out = call.party, plan_of(call), call.outputs[0]
+    p, out = call.party, call.outputs[0]
+    plan = call.planned(norms.norm(call.node, [o.edge for o in call.operands], out))
     x = call.share(0)
     rows = x.tensor.reshape(-1, plan.width)
     normal = _normalised(p, rows, x.scale, plan, float(call.attr("eps")))

@@ -130,12 +130,18 @@ class Opened:
     mask: Place | None = None
 
 
+def masked_by(p: Party, x: torch.Tensor, r: torch.Tensor, bits: int) -> torch.Tensor:
+    """The share of x + 2**(bits-2) + r that is opened in a window."""
+    if p.tracing:
+        return x
+    masked = x + r
+    return masked.add_(1 << (bits - 2)) if p.first else masked
+
+
 def opening(p: Party, x: torch.Tensor, kind: Window) -> Talk[Opened]:
     """Open x + 2**(bits-2) + r in the window: bits / 8 bytes an element, one round. x: share with |x| < 2**(bits-2)."""
     parts, mask = p.take(kind), p.mask
-    masked = x if p.tracing else x + parts["r"]
-    if p.first and not p.tracing:
-        masked += 1 << (kind.bits - 2)
+    masked = masked_by(p, x, parts["r"], kind.bits)
     (c,) = yield [p.word("window", (masked, kind.bits))]
     return Opened(kind, c, parts, mask)
 
@@ -197,13 +203,23 @@ class _ByBit:
 
     def values(self) -> torch.Tensor:
         parts, kind = self.opened.parts, self.opened.kind
-        names = ("bit", "bit_quotient", "quotient", "bit_top", "top")
-        flat = [
-            parts[n].reshape(*parts[n].shape[: -len(kind.shape) or None], -1) for n in names if n in parts
-        ]
-        z, c = self.z.reshape(len(self.z), -1), self.opened.c.reshape(-1)
-        one = 1 if self.p.first else 0
-        return fused.run(gate, c, z, one, kind.bits, kind.cut or 0, *flat).view(self.z.shape)  # type: ignore[no-any-return]
+        dealt = parts["bit"], parts["bit_quotient"], parts["quotient"]
+        tops = parts.get("bit_top"), parts.get("top")
+        return gated(self.p, self.opened.c, self.z, kind.bits, kind.cut or 0, *dealt, *tops)
+
+
+def gated(
+    p: Party, c: torch.Tensor, z: torch.Tensor, bits: int, cut: int, bit: torch.Tensor, bit_quotient: torch.Tensor,
+    quotient: torch.Tensor, bit_top: torch.Tensor | None, top: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Shares of w (x / 2**cut) for each w = z ^ b: z is bool [many, *shape], and so is what was dealt times b."""
+    many = len(z)
+    flat = [bit.reshape(many, -1), bit_quotient.reshape(many, -1), quotient.reshape(-1)]
+    if bit_top is not None and top is not None:
+        flat += [bit_top.reshape(many, -1), top.reshape(-1)]
+    one = 1 if p.first else 0
+    result: torch.Tensor = fused.run(gate, c.reshape(-1), z.reshape(many, -1), one, bits, cut, *flat)
+    return result.view(z.shape)
 
 
 def gate(

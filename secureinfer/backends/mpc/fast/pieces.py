@@ -39,12 +39,9 @@ def cubics(plan: Pieces, zone: int) -> torch.Tensor:
     least = 2.0 ** (plan.begin(zone) - 1)
     nodes = np.cos((2 * np.arange(8) + 1) * math.pi / 16)
     basis = np.vander(nodes, DEGREE + 1, increasing=True)
-    columns = []
-    for piece in range(1 << PIECES_BITS):
-        at = np.maximum((piece + nodes) * width, least)
-        values = np.array([plan.gain * function(x / 2.0**plan.scale) for x in at])
-        columns.append(np.linalg.lstsq(basis, values, rcond=None)[0])
-    return torch.tensor(np.array(columns).T)
+    at = np.maximum((np.arange(1 << PIECES_BITS) + nodes[:, None]) * width, least)
+    values = plan.gain * np.vectorize(function)(at / 2.0**plan.scale)
+    return torch.tensor(np.linalg.lstsq(basis, values, rcond=None)[0])
 
 
 @dataclass(frozen=True)

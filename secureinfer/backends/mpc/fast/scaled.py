@@ -17,8 +17,9 @@ import torch
 
 from .. import ring
 from ..correlations import Correlation, MaskedWeight, Part, SessionWeight, Shares, combine
-from ..party import Parts, Party, Place
+from ..party import Parts, Party, Place, Word
 from . import fused
+from .opening import masked_by
 from .talk import Talk
 
 
@@ -84,35 +85,29 @@ class OpenedScaled:
 def opening(p: Party, x: torch.Tensor, kind: Scaled) -> Talk[OpenedScaled]:
     """Open x + 2**(bits-2) + r, |x| < 2**(bits-2): one round."""
     parts, mask = p.take(kind), p.mask
-    masked = x
-    if not p.tracing:
-        masked = x + parts["r"]
-        if p.first:
-            masked = masked + (1 << (kind.bits - 2))
-    (c,) = yield [p.word("window", (masked, kind.bits), mask=mask)]
+    (c,) = yield [_window(p, x, kind, parts, mask)]
     return OpenedScaled(kind, c, parts, mask)
 
 
 def times(p: Party, opened: OpenedScaled, y: torch.Tensor) -> Talk[torch.Tensor]:
     """A share of (x / 2**cut) y in the 64-bit ring: one round, of the elements of y. y: share in the 64-bit ring."""
-    masked = y if p.tracing else y - opened.parts["a"]
-    (e,) = yield [p.word("factor", (masked, 64), mask=opened.mask)]
+    (e,) = yield [_factor(p, y, opened.parts, opened.mask)]
     return _product(p, opened, y, e)
 
 
 def multiplied(p: Party, x: torch.Tensor, y: torch.Tensor, kind: Scaled) -> Talk[torch.Tensor]:
     """`opening` and `times` in one round."""
     parts, mask = p.take(kind), p.mask
-    masked, factor = x, y
-    if not p.tracing:
-        masked, factor = x + parts["r"], y - parts["a"]
-        if p.first:
-            masked = masked + (1 << (kind.bits - 2))
-    c, e = yield [
-        p.word("window", (masked, kind.bits), mask=mask),
-        p.word("factor", (factor, 64), mask=mask),
-    ]
+    c, e = yield [_window(p, x, kind, parts, mask), _factor(p, y, parts, mask)]
     return _product(p, OpenedScaled(kind, c, parts, mask), y, e)
+
+
+def _window(p: Party, x: torch.Tensor, kind: Scaled, parts: Parts, mask: Place | None) -> Word:
+    return p.word("window", (masked_by(p, x, parts["r"], kind.bits), kind.bits), mask=mask)
+
+
+def _factor(p: Party, y: torch.Tensor, parts: Parts, mask: Place | None) -> Word:
+    return p.word("factor", (y if p.tracing else y - parts["a"], 64), mask=mask)
 
 
 def _product(p: Party, opened: OpenedScaled, y: torch.Tensor, e: torch.Tensor) -> torch.Tensor:

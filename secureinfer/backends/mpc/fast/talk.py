@@ -28,12 +28,6 @@ def run(p: Party, talk: Talk[T]) -> T:
         return result
 
 
-def ready(value: T) -> Talk[T]:
-    """A protocol that says nothing."""
-    return value
-    yield []
-
-
 def together(*talks: Talk[Any]) -> Talk[tuple[Any, ...]]:
     """Several protocols side by side: as many rounds as the longest takes."""
     results: list[Any] = [None] * len(talks)
