@@ -69,7 +69,7 @@ def loads_of(
     started, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     try:
         made = program()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's code may call sys.exit
         seconds = time.perf_counter() - begin
         for scenario in scenarios:
             yield failed(key, scenario, error, started, seconds)
@@ -97,7 +97,7 @@ def loads_of(
 
 
 def failed(
-    key: r.CaseKey, scenario: Scenario, error: Exception, started: str, seconds: float
+    key: r.CaseKey, scenario: Scenario, error: BaseException, started: str, seconds: float
 ) -> r.LoadResult:
     return r.LoadResult(
         key=key, scenario=scenario, status="failed", fault=fault_of(error), started=started, seconds=seconds

@@ -22,7 +22,7 @@ from ..plan.program import Program
 from . import report as r
 from .kept import Checks
 from .loadgen_conf import Scenario, scenario_named
-from .loads import LoadPlan, loads_of
+from .loads import LoadPlan, failed, loads_of
 from .machine import machine
 from .markdown import markdown
 from .models import Built, compressed
@@ -353,12 +353,9 @@ def _together(units: Sequence[Unit]) -> list[Unit]:
 def _unbuilt(
     key: r.CaseKey, scenario: Scenario | None, plan: Plan, started: str, error: BaseException
 ) -> Result:
-    fault = fault_of(error)
     if scenario is not None:
-        return r.LoadResult(
-            key=key, scenario=scenario, status="failed", fault=fault, started=started, seconds=0.0
-        )
-    settings = plan.effort.to_dict()
+        return failed(key, scenario, error, started, 0.0)
+    fault, settings = fault_of(error), plan.effort.to_dict()
     return r.CaseResult(
         key=key, status="failed", fault=fault, started=started, seconds=0.0, settings=settings
     )
